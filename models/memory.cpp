@@ -51,14 +51,14 @@ Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
   return Bytes(kept(unit_layer(model), plan, precision).bytes);
 }
 
-// What layers keep beside the KV cache: the mean of those that keep any, in as many layers as a
-// stage of the pipeline has at most.
-double beside_kv_cache(const MoeModel& model, const ParallelPlan& plan,
-                       const PrecisionPlan& precision, double Kept::*bytes) {
+// What layers keep: the mean of those that keep any, in as many layers as a stage of the pipeline
+// has at most.
+double kept_by_stage(const MoeModel& model, const ParallelPlan& plan,
+                     const PrecisionPlan& precision, double Kept::*what) {
   std::int64_t layers = 0;
   double all = 0;
   for (const LayerSpec& layer : model.layers) {
-    const double here = kept(layer, plan, precision).*bytes;
+    const double here = kept(layer, plan, precision).*what;
     if (here > 0) ++layers;
     all += here;
   }
@@ -69,7 +69,7 @@ double beside_kv_cache(const MoeModel& model, const ParallelPlan& plan,
 // Of the index keys of one token, on a GPU of the stage with most indexers.
 Bytes index_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
                             const PrecisionPlan& precision) {
-  return Bytes(beside_kv_cache(model, plan, precision, &Kept::index_bytes));
+  return Bytes(kept_by_stage(model, plan, precision, &Kept::index_bytes));
 }
 
 }  // namespace
@@ -124,7 +124,9 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
   layout.block = (kv_bytes_per_layer(model, plan, precision) * of_a_stage(group_layers, plan) +
                   index_bytes_per_token(model, plan, precision) / double(layout.groups.size())) *
                  block_tokens;
-  const double bytes = beside_kv_cache(model, plan, precision, &Kept::state_bytes);
+  layout.pieces =
+      kept_by_stage(model, plan, precision, &Kept::pieces) / double(layout.groups.size());
+  const double bytes = kept_by_stage(model, plan, precision, &Kept::state_bytes);
   layout.state_blocks = static_cast<std::int64_t>(std::ceil(bytes / layout.block.value()));
   return layout;
 }

@@ -19,6 +19,7 @@ struct KvGroup {
 struct KvLayout {
   int block_tokens = 16;  ///< of a rank: with DCP dcp times those that one GPU's block holds
   Bytes block;            ///< bytes of one block of one group on one GPU
+  double pieces = 0;  ///< contiguous ones, in which these bytes lie where each layer has its own
   std::vector<KvGroup> groups;
   std::int64_t state_blocks = 0;  ///< that the state of a sequence's linear layers takes
   bool has_windows() const;

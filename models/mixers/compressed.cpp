@@ -56,6 +56,7 @@ class Compressed final : public Mixer {
     kept.elements = a_.latent_dim / tokens;
     kept.bytes = entry / tokens;
     kept.tokens_of_entry = a_.ratio;
+    kept.pieces = is_thinned() ? 2 : 1;
     const double open = is_thinned() ? 2 * 2.0 : 1;
     kept.state_bytes += open * tokens * 2 * a_.latent_dim * fp32_bytes;
     if (is_thinned()) {

@@ -69,7 +69,8 @@ class Grouped final : public Mixer {
     const double elements = static_cast<double>(kv_heads(plan.tp)) * (a_.head_dim + a_.value_dim());
     return {.elements = elements,
             .bytes = elements * bytes_per_element(precision.kv_cache),
-            .index_bytes = a_.indexer.key_bytes()};
+            .index_bytes = a_.indexer.key_bytes(),
+            .pieces = a_.indexer.key_bytes() > 0 ? 3. : 2.};
   }
 
   void input(const MixerShard& shard, double tokens, std::vector<Operation>& out) const override {

@@ -61,7 +61,8 @@ class Latent final : public Mixer {
             .bytes = scaled ? a_.kv_lora + a_.kv_lora / scaled_together * scale_bytes +
                                   a_.qk_rope * bytes_per_element(Precision::bf16)
                             : elements * stored,
-            .index_bytes = a_.indexer.key_bytes()};
+            .index_bytes = a_.indexer.key_bytes(),
+            .pieces = a_.indexer.key_bytes() > 0 ? 2. : 1.};
   }
 
   void input(const MixerShard& shard, double tokens, std::vector<Operation>& out) const override {

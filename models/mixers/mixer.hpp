@@ -27,6 +27,9 @@ struct Kept {
   /// Tokens that share an entry of the KV cache. Layers with several have pages as small as their
   /// entries are few.
   int tokens_of_entry = 1;
+  /// Contiguous pieces in which the tokens of one block lie: one for each array that engines keep
+  /// for the layer, so two where keys and values lie apart, one more with an indexer.
+  double pieces = 0;
 };
 
 /// How queries meet the KV cache of a layer.

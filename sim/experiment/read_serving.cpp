@@ -32,7 +32,9 @@ std::span<const Key> kv_cache_keys() {
       {"min_load_tokens", form::integer(0, 1 << 30), "0",
        "a hit in a tier of fewer tokens is computed"},
       {"fetch", form::choice(tier_fetch_names), "all",
-       "hits in a tier that are loaded: all, or if that is shorter"}};
+       "hits in a tier that are loaded: all, or if that is shorter"},
+      {"offload_output", form::flag, unset("true"),
+       "replies are copied to tiers; false: blocks of prompts alone (vLLM)"}};
   return keys;
 }
 
@@ -148,6 +150,7 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
   cache.read = choice<TierRead>(kv, "read", tier_read_names);
   cache.min_load_tokens = kv.integer("min_load_tokens");
   cache.fetch = choice<TierFetch>(kv, "fetch", tier_fetch_names);
+  if (kv.optional("offload_output")) cache.offload_output = kv.flag("offload_output");
   const ConfigNode tiers = kv.child("tiers");
   cache.tiers = read_kv_tiers(tiers, spec.policies->tier_eviction, spec.policies->tier_write,
                               spec.cluster.gpu.host_bandwidth);

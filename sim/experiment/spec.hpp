@@ -63,6 +63,7 @@ struct KvCacheSpec {
   TierRead read = TierRead::parked;
   std::int64_t min_load_tokens = 0;  ///< a shorter hit of a tier is computed
   TierFetch fetch = TierFetch::all;
+  bool offload_output = true;  ///< tiers are given replies, too
 };
 
 /// What a config calls the policies that do not know their names.

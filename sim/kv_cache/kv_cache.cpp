@@ -100,10 +100,12 @@ CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) c
   return hit;
 }
 
-void KvCache::expect(std::uint32_t request, std::vector<BlockHash> known) {
+void KvCache::expect(std::uint32_t request, std::int32_t prompt_tokens,
+                     std::vector<BlockHash> known) {
   if (!caching_) return;
   Holding& holding = holdings_[request];
   holding.hashes = std::move(known);
+  holding.of_prompt = static_cast<std::size_t>(prompt_tokens / layout_.block_tokens);
   holding.groups.resize(layout_.groups.size());
 }
 
@@ -147,10 +149,14 @@ CacheHit KvCache::find_all(const Sequence& sequence) const {
 }
 
 // A request has found these leading blocks of its own in HBM.
-void KvCache::note_hit(std::span<const BlockHash> hashes, std::int64_t blocks) {
-  for (const BlockHash hash : hashes.first(static_cast<std::size_t>(blocks))) {
+void KvCache::note_hit(const Holding& holding, std::int64_t blocks) {
+  for (std::size_t b = 0; b < static_cast<std::size_t>(blocks); ++b) {
+    const BlockHash hash = holding.hashes[b];
     const std::int32_t block = block_of_.at(hash);
-    if (below_.tier->write().when_hit(++at(block).hits) && !below_.tier->holds(hash))
+    if (b < holding.of_prompt) at(block).stays = false;
+    ++at(block).hits;
+    if (!at(block).stays && below_.tier->write().when_hit(at(block).hits) &&
+        !below_.tier->holds(hash))
       offers_.emplace_back(block, hash);
   }
 }
@@ -163,7 +169,7 @@ void KvCache::take_cached(Sequence& sequence) {
   const CacheHit hit = looks_below ? find_all(sequence) : find(holding.hashes, sequence.tokens);
   if (looks_below) {
     check(hit.loads == 0, "a sequence is admitted that has blocks to load");
-    note_hit(holding.hashes, hit.blocks);
+    note_hit(holding, hit.blocks);
     below_.tier->use(below_.port,
                      std::span(holding.hashes).first(static_cast<std::size_t>(hit.blocks)));
   }
@@ -190,7 +196,7 @@ CacheHit KvCache::begin_load(Sequence& sequence) {
   const auto in_hbm = static_cast<std::size_t>(hit.blocks),
              end = static_cast<std::size_t>(hit.all());
   const std::span<const BlockHash> prompt = std::span(holding.hashes).first(end);
-  note_hit(prompt, hit.blocks);
+  note_hit(holding, hit.blocks);
   below_.tier->use(below_.port, prompt);
   Held& held = holding.groups.front();
   for (const BlockHash hash : prompt.first(in_hbm)) {
@@ -362,18 +368,20 @@ void KvCache::fill(Holding& holding, std::uint32_t request, std::size_t full_blo
       const Held& held = holding.groups[g];
       const std::int64_t place = static_cast<std::int64_t>(b) - held.first;
       if (place >= 0)  // else the window left it behind before it was full: the prompt arrived
-        add_copy(name_in(g, holding.hashes[b]), held.blocks[static_cast<std::size_t>(place)]);
+        add_copy(name_in(g, holding.hashes[b]), held.blocks[static_cast<std::size_t>(place)],
+                 !below_.output && b >= holding.of_prompt);
     }
   }
 }
 
-void KvCache::add_copy(BlockHash hash, std::int32_t block) {
+void KvCache::add_copy(BlockHash hash, std::int32_t block, bool stays) {
   at(block).cached = true;
   at(block).hash = hash;
   at(block).next_copy = 0;
   if (below_.tier != nullptr) {
     at(block).hits = 0;
-    if (below_.tier->write().when_full() && !below_.tier->holds(hash))
+    at(block).stays = stays;
+    if (!stays && below_.tier->write().when_full() && !below_.tier->holds(hash))
       offers_.emplace_back(block, hash);
   }
   const auto [first, fresh] = block_of_.try_emplace(hash, block);
@@ -424,7 +432,8 @@ std::int32_t KvCache::take_oldest() {
   const std::int32_t oldest = at(ring_end).newer;
   if (std::exchange(at(oldest).cached, false)) {
     forget(oldest);
-    if (below_.tier != nullptr && below_.tier->write().when_taken())
+    if (below_.tier != nullptr && below_.tier->write().when_taken(at(oldest).hits) &&
+        !at(oldest).stays)
       taken_.push_back(at(oldest).hash);
   }
   hold(oldest);

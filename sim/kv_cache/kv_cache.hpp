@@ -87,7 +87,7 @@ class KvCache {
                         std::int32_t tokens) const;
 
   /// A request comes to this rank whose first blocks, those of its prompt at least, are these.
-  void expect(std::uint32_t request, std::vector<BlockHash> known);
+  void expect(std::uint32_t request, std::int32_t prompt_tokens, std::vector<BlockHash> known);
   /// What a sequence of a request that was expected would find.
   CacheHit find(const Sequence&) const;
 
@@ -141,6 +141,7 @@ class KvCache {
     std::int32_t older = 0, newer = 0;  // neighbours in the free list
     std::int32_t next_copy = 0;         // the next block to be full of the same tokens; 0 = none
     std::int32_t hits = 0;              // by requests since it was filled; counted above a tier
+    bool stays = false;                 // tiers are not given it: a reply that no prompt holds yet
   };
   // The blocks that a request holds of one group, in order, from the first that its window sees.
   struct Held {
@@ -151,7 +152,8 @@ class KvCache {
   struct Holding {
     std::vector<BlockHash> hashes;  // of full blocks: what is known, then as they fill
     std::vector<Held> groups;
-    std::size_t filled = 0;  // how many leading blocks are full
+    std::size_t filled = 0;     // how many leading blocks are full
+    std::size_t of_prompt = 0;  // how many leading blocks hold nothing but its prompt
   };
 
   // What a group's block is known by.
@@ -166,7 +168,7 @@ class KvCache {
   CacheHit find_all(const Sequence&) const;
   std::size_t nearest(BlockHash) const;
   OfLowerTiers<std::int64_t> of_lower(std::span<const BlockHash> loaded) const;
-  void note_hit(std::span<const BlockHash>, std::int64_t blocks);
+  void note_hit(const Holding&, std::int64_t blocks);
   std::int64_t reach(std::span<const BlockHash>, std::int64_t blocks, auto&& is_here) const;
   void for_needed(std::span<const BlockHash>, std::int64_t blocks, std::int64_t computed,
                   auto&& action) const;
@@ -174,7 +176,7 @@ class KvCache {
   void grow_cached(Sequence&, std::int32_t tokens, std::int32_t known, std::int64_t more);
   void leave_behind(const Sequence&);
   void release(Sequence&);
-  void add_copy(BlockHash, std::int32_t block);
+  void add_copy(BlockHash, std::int32_t block, bool stays);
   void forget(std::int32_t block);
   void fill(Holding&, std::uint32_t request, std::size_t full_blocks);
   std::int32_t take_oldest();

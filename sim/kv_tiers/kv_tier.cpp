@@ -7,21 +7,29 @@
 
 namespace moesim {
 
-KvTier::KvTier(const KvTierPlan& plan, std::int64_t blocks, Bytes of_block, int ports,
+namespace {
+
+TransferLink::Rates rates_of(const KvTierPlan& plan, BytesPerSecond port) {
+  return {port, plan.aggregate_bandwidth, plan.latency, plan.piece_time};
+}
+
+}  // namespace
+
+KvTier::KvTier(const KvTierPlan& plan, std::int64_t blocks, BlockShard of_block, int ports,
                TierBelow below)
     : plan_(plan),
       below_(below),
       capacity_(blocks),
       of_block_(of_block),
-      reads_(plan.share, {plan.bandwidth, plan.aggregate_bandwidth, plan.latency}, ports),
-      writes_(plan.share, {plan.write_bandwidth, plan.aggregate_bandwidth, plan.latency}, ports),
-      order_(plan.eviction->order()),
+      reads_(plan.share, rates_of(plan, plan.bandwidth), ports),
+      writes_(plan.share, rates_of(plan, plan.write_bandwidth), ports),
+      order_(plan.eviction->order(blocks)),
       found_(static_cast<std::size_t>(ports)) {
   check(blocks >= 1, "a tier without room");
 }
 
 void KvTier::use(int port, std::span<const BlockHash> prompt) {
-  stamp(prompt);
+  renew(prompt, true);
   if (below_.tier == nullptr) return;
   for (const BlockHash hash : prompt) {
     const auto found = blocks_.find(hash);
@@ -32,12 +40,14 @@ void KvTier::use(int port, std::span<const BlockHash> prompt) {
   below_.tier->use(below_.first_port + port, prompt);
 }
 
-void KvTier::stamp(std::span<const BlockHash> prompt) {
-  std::for_each(prompt.rbegin(), prompt.rend(), [this](BlockHash hash) {
-    const auto found = blocks_.find(hash);
-    if (found == blocks_.end()) return;
-    order_->use(hash);
-    found->second.stamp = ++last_stamp_;
+void KvTier::stamp(std::span<const BlockHash> prompt) { renew(prompt, false); }
+
+void KvTier::renew(std::span<const BlockHash> prompt, bool found) {
+  std::for_each(prompt.rbegin(), prompt.rend(), [&](BlockHash hash) {
+    const auto held = blocks_.find(hash);
+    if (held == blocks_.end()) return;
+    found && held->second.landed ? order_->use(hash) : order_->renew(hash);
+    held->second.stamp = ++last_stamp_;
   });
 }
 
@@ -48,29 +58,34 @@ TransferId KvTier::load(int port, std::vector<BlockHash> blocks, Time now, std::
     block.read = true;
     ++block.pins;
   }
-  const Bytes bytes = bytes_of(blocks.size() + static_cast<std::size_t>(passing));
-  const TransferId id = reads_.start(port, bytes, now);
+  const TransferId id = start(reads_, port, std::ssize(blocks) + passing, now, tally_.alone_read);
   ++tally_.loads;
   tally_.read += std::ssize(blocks);
   tally_.passed += passing;
-  tally_.alone_read += bytes / plan_.bandwidth + plan_.latency;
   loading_.emplace(id, Moving{port, now, std::move(blocks)});
   return id;
+}
+
+TransferId KvTier::start(TransferLink& link, int port, std::int64_t blocks, Time now,
+                         Seconds& alone) const {
+  const auto count = static_cast<double>(blocks);
+  const Bytes bytes = of_block_.bytes * count;
+  const double pieces = of_block_.pieces * count;
+  alone += link.alone(bytes, pieces);
+  return link.start(port, bytes, now, pieces);
 }
 
 std::vector<KvTier::Stored> KvTier::store(int port, std::span<const BlockHash> offered, Time now) {
   std::vector<Stored> all;
   Stored batch;
   count_fill(now);
-  const auto start = [&] {
+  const auto start_batch = [&] {
     if (batch.places.empty()) return;
     Moving moving{port, now, {}};
     for (const std::size_t place : batch.places) moving.blocks.push_back(offered[place]);
-    const Bytes bytes = bytes_of(moving.blocks.size());
-    batch.transfer = writes_.start(port, bytes, now);
+    batch.transfer = start(writes_, port, std::ssize(moving.blocks), now, tally_.alone_write);
     ++tally_.stores;
     tally_.written += std::ssize(moving.blocks);
-    tally_.alone_write += bytes / plan_.write_bandwidth + plan_.latency;
     storing_.emplace(batch.transfer, std::move(moving));
     all.push_back(std::exchange(batch, {}));
     land_stores(now);
@@ -79,7 +94,7 @@ std::vector<KvTier::Stored> KvTier::store(int port, std::span<const BlockHash> o
     const BlockHash hash = offered[place];
     if (holds(hash)) continue;
     if (!make_room()) {
-      start();  // what takes no time can make room for what follows
+      start_batch();  // what takes no time can make room for what follows
       if (!make_room()) {
         ++tally_.refused;
         continue;
@@ -88,7 +103,7 @@ std::vector<KvTier::Stored> KvTier::store(int port, std::span<const BlockHash> o
     take_in(hash, {});
     batch.places.push_back(place);
   }
-  start();
+  start_batch();
   copy_leaving(port, now);
   return all;
 }
@@ -160,7 +175,8 @@ bool KvTier::make_room() {
   if (!victim) return false;
   ++tally_.evicted;
   tally_.dead += blocks_.find(*victim)->second.read ? 0 : 1;
-  if (below_.tier != nullptr && below_.tier->write().when_taken()) leaving_.push_back(*victim);
+  if (below_.tier != nullptr && below_.tier->write().when_taken(blocks_.find(*victim)->second.hits))
+    leaving_.push_back(*victim);
   order_->remove(*victim);
   blocks_.erase(*victim);
   return true;

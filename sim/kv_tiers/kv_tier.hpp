@@ -22,11 +22,17 @@ struct KvTierTally {
   double block_seconds = 0;             ///< resident blocks over time
   std::vector<double> waits{};          ///< seconds from the start of each load to its end
   Seconds read_busy{}, write_busy{};    ///< of all ports
-  Seconds alone_read{}, alone_write{};  ///< what the bytes take at the full rate of their ports
+  Seconds alone_read{}, alone_write{};  ///< what transfers take at the full rate of their ports
   Time until{};                         ///< when it was counted
 };
 
 class KvTier;
+
+/// A block's shard on one GPU, which its own link moves.
+struct BlockShard {
+  Bytes bytes{};
+  double pieces = 1;  ///< contiguous
+};
 
 /// The next lower tier, none without `tier`; the upper one's first port is its `first_port`.
 struct TierBelow {
@@ -45,9 +51,8 @@ struct TierBelow {
 /// counts.
 class KvTier {
  public:
-  /// Room for `blocks` >= 1; `of_block` are the bytes of a block on one GPU, which its own link
-  /// moves. `plan` and what is below must outlive the tier.
-  KvTier(const KvTierPlan& plan, std::int64_t blocks, Bytes of_block, int ports,
+  /// Room for `blocks` >= 1. `plan` and what is below must outlive the tier.
+  KvTier(const KvTierPlan& plan, std::int64_t blocks, BlockShard of_block, int ports,
          TierBelow below = {});
 
   /// Whether a block can be loaded.
@@ -115,18 +120,20 @@ class KvTier {
     Time began{};
     std::vector<BlockHash> blocks{};
   };
+  void renew(std::span<const BlockHash> prompt, bool found);
   bool make_room();
   void land_stores(Time now);
   void take_in(BlockHash hash, Block block);
   void copy_below(int port, std::vector<BlockHash> blocks, Time now);
   void copy_leaving(int port, Time now);
   void count_fill(Time now);
-  Bytes bytes_of(std::size_t blocks) const { return of_block_ * static_cast<double>(blocks); }
+  // Begins a transfer; adds what it takes alone.
+  TransferId start(TransferLink&, int port, std::int64_t blocks, Time now, Seconds& alone) const;
 
   const KvTierPlan& plan_;
   TierBelow below_;
   std::int64_t capacity_;
-  Bytes of_block_;
+  BlockShard of_block_;
   TransferLink reads_, writes_;
   std::unique_ptr<TierOrder> order_;
   std::unordered_map<BlockHash, Block> blocks_;
@@ -150,6 +157,7 @@ struct TierPort {
   int port = 0;
   TierRead read = TierRead::parked;
   std::int64_t least_blocks = 1;  ///< fewer are computed, not loaded
+  bool output = true;             ///< replies are copied, not only prompts
 };
 
 }  // namespace moesim

@@ -13,15 +13,20 @@ namespace moesim {
 // The constructor of each row and its options, from policies/.
 std::unique_ptr<TierEviction> make_lru_tier(ConfigReader&);
 std::unique_ptr<TierEviction> make_fifo_tier(ConfigReader&);
+std::unique_ptr<TierEviction> make_arc_tier(ConfigReader&);
 std::unique_ptr<TierWrite> make_write_through(ConfigReader&);
 std::unique_ptr<TierWrite> make_write_back(ConfigReader&);
 std::unique_ptr<TierWrite> make_selective(ConfigReader&);
 std::span<const Key> selective_keys();
+std::unique_ptr<TierWrite> make_frequency(ConfigReader&);
+std::span<const Key> frequency_keys();
 
 const Registry<TierEviction>& tier_evictions() {
   static const Registry<TierEviction> table(
-      "tier_eviction", {{"lru", "the block that was found longest ago makes room", make_lru_tier},
-                        {"fifo", "the block that was stored first makes room", make_fifo_tier}});
+      "tier_eviction",
+      {{"lru", "the block that was found longest ago makes room", make_lru_tier},
+       {"fifo", "the block that was stored first makes room", make_fifo_tier},
+       {"arc", "lru among blocks never found, or among the others (vLLM)", make_arc_tier}});
   return table;
 }
 
@@ -33,7 +38,9 @@ const Registry<TierWrite>& tier_writes() {
        {"write_back", "a block is copied before other tokens take its place (TensorRT-LLM)",
         make_write_back},
        {"selective", "a block is copied when requests have found it often enough (SGLang)",
-        make_selective, selective_keys}});
+        make_selective, selective_keys},
+       {"frequency", "as write_back, if requests have found the block (KVBM before a disk)",
+        make_frequency, frequency_keys}});
   return table;
 }
 
@@ -63,6 +70,9 @@ std::span<const Key> kv_tier_keys() {
       {"aggregate_bandwidth", form::bytes_per_second, unset("not bound"),
        "of all ranks that share the tier, one direction"},
       {"latency", form::time, "0 us", "of a transfer, before the first byte"},
+      {"piece_time", form::time, unset("0 us"), "of each contiguous piece, on top of its bytes"},
+      {"pieces", form::choice(tier_pieces_names), unset("layer"),
+       "what lies together: a layer's keys or values, or a block"},
       {"link", form::choice(link_share_names), "fifo", "how transfers of a rank share its link"},
       {"eviction", form::policy("tier_eviction"), "lru", "which block makes room"},
       {"write", form::policy("tier_write"), "write_through", "when a block is copied to the tier"}};
@@ -114,6 +124,9 @@ KvTierPlan read_tier(const ConfigNode& node, std::size_t place,
     if (reader.optional("aggregate_bandwidth"))
       plan.aggregate_bandwidth = read_rate(reader, "aggregate_bandwidth");
     plan.latency = reader.quantity<Seconds>("latency");
+    if (reader.optional("piece_time")) plan.piece_time = reader.quantity<Seconds>("piece_time");
+    if (reader.optional("pieces"))
+      plan.pieces = choice<TierPieces>(reader, "pieces", tier_pieces_names);
     plan.share = choice<LinkShare>(reader, "link", link_share_names);
     plan.eviction = evictions.make(reader.child("eviction"));
     plan.write = writes.make(reader.child("write"));
@@ -122,6 +135,16 @@ KvTierPlan read_tier(const ConfigNode& node, std::size_t place,
 }
 
 }  // namespace
+
+double pieces_of_block(const KvTierPlan& tier, double of_layers) {
+  return tier.pieces == TierPieces::block ? 1 : of_layers;
+}
+
+Seconds load_time(const KvTierPlan& tier, Bytes bytes, double pieces) {
+  const BytesPerSecond rate =
+      std::min(tier.bandwidth, tier.aggregate_bandwidth.value_or(tier.bandwidth));
+  return bytes / rate + pieces * tier.piece_time;
+}
 
 std::optional<std::int64_t> break_even_blocks(Seconds latency, Seconds load, Seconds compute) {
   if (load >= compute) return std::nullopt;

@@ -26,8 +26,11 @@ class TierOrder {
   virtual ~TierOrder() = default;
   /// A block is stored that is not held yet.
   virtual void add(BlockHash) = 0;
-  /// A request finds a block that is held.
+  /// A request finds a block that is held and has landed.
   virtual void use(BlockHash) = 0;
+  /// A block that is held stands in a prompt whose blocks come or have just come; no request has
+  /// found it.
+  virtual void renew(BlockHash) = 0;
   /// A block leaves.
   virtual void remove(BlockHash) = 0;
   /// The block to evict next, of those that are not pinned; nothing if all are.
@@ -38,8 +41,8 @@ class TierOrder {
 class TierEviction {
  public:
   virtual ~TierEviction() = default;
-  /// The order of an empty tier.
-  virtual std::unique_ptr<TierOrder> order() const = 0;
+  /// The order of an empty tier with room for so many blocks.
+  virtual std::unique_ptr<TierOrder> order(std::int64_t capacity) const = 0;
 };
 
 /// Decides when a block of the memory above, HBM or a nearer tier, is copied to a tier that lacks
@@ -51,13 +54,13 @@ class TierWrite {
   virtual bool when_full() const { return false; }
   /// A request found the block above: the `hits`-th one since the block came there, from 1 on.
   virtual bool when_hit(int /*hits*/) const { return false; }
-  /// The block is about to be taken for other tokens.
-  virtual bool when_taken() const { return false; }
+  /// The block is about to be taken for other tokens; so many requests have found it above.
+  virtual bool when_taken(int /*hits*/) const { return false; }
 };
 
-/// The table: lru, fifo.
+/// The table: lru, fifo, arc.
 const Registry<TierEviction>& tier_evictions();
-/// The table: write_through, write_back, selective.
+/// The table: write_through, write_back, selective, frequency.
 const Registry<TierWrite>& tier_writes();
 
 /// Who shares a tier.
@@ -76,6 +79,13 @@ enum class TierPath {
   direct   ///< over its own link alone
 };
 inline constexpr std::array<std::string_view, 2> tier_path_names{"staged", "direct"};
+
+/// What of a block lies together in both memories, and moves as one piece.
+enum class TierPieces {
+  layer,  ///< what a layer keeps in one array: its keys, its values, its latent vectors
+  block   ///< all layers (vLLM from 0.12 on)
+};
+inline constexpr std::array<std::string_view, 2> tier_pieces_names{"layer", "block"};
 
 /// Who waits for blocks on their way from a tier to HBM.
 enum class TierRead {
@@ -108,10 +118,17 @@ struct KvTierPlan {
   BytesPerSecond bandwidth{}, write_bandwidth{};
   std::optional<BytesPerSecond> aggregate_bandwidth{};  ///< of all links of `per`, one direction
   Seconds latency{};
+  Seconds piece_time{};  ///< of each piece, beside its bytes
+  TierPieces pieces = TierPieces::layer;
   LinkShare share = LinkShare::fifo;
   std::shared_ptr<const TierEviction> eviction;
   std::shared_ptr<const TierWrite> write;
 };
+
+/// Pieces that move a block of which each layer's arrays lie in so many.
+double pieces_of_block(const KvTierPlan&, double of_layers);
+/// What a load takes on one GPU's link, with nothing else on any link and without the latency.
+Seconds load_time(const KvTierPlan&, Bytes, double pieces);
 
 /// "kv_cache/tiers", nearest first, at most `most_tiers`. `host_link` is what the GPU's data sheet
 /// gives one direction of its link to the host, which is the first tier's. A tier without capacity

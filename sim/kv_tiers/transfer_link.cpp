@@ -10,14 +10,18 @@ TransferLink::TransferLink(LinkShare share, const Rates& rates, int ports)
   check(rates.port > BytesPerSecond(0), "a link without bandwidth");
 }
 
-TransferId TransferLink::start(int port, Bytes bytes, Time now) {
+TransferId TransferLink::start(int port, Bytes bytes, Time now, double pieces) {
   move_to(now);
   bytes_ += bytes;
-  const double latency = rates_.latency.count() * rates_.port.value();
-  under_way_.push_back({next_id_, port, bytes.value() + latency, 0, now});
+  const double waits = before(pieces).count() * rates_.port.value();
+  under_way_.push_back({next_id_, port, bytes.value() + waits, 0, now});
   if (on_port_[static_cast<std::size_t>(port)]++ == 0) ++active_ports_;
   share_out();
   return next_id_++;
+}
+
+Seconds TransferLink::alone(Bytes bytes, double pieces) const {
+  return bytes / rates_.port + before(pieces);
 }
 
 std::optional<Time> TransferLink::next() const {

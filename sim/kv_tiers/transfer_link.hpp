@@ -22,19 +22,22 @@ inline constexpr std::array<std::string_view, 2> link_share_names{"fifo", "equal
 using TransferId = std::uint64_t;
 
 /// One direction between ranks and a memory below HBM. Each rank has a port of its own. A transfer
-/// of b bytes that has its port to itself takes latency + b / rate; latencies of transfers that
-/// share a port add up.
+/// of b bytes in n pieces that has its port to itself takes latency + n piece_time + b / rate;
+/// those times of transfers that share a port add up.
 class TransferLink {
  public:
   struct Rates {
     BytesPerSecond port{};                ///< of one port, above 0
     std::optional<BytesPerSecond> all{};  ///< of all ports together, each active one an equal part
     Seconds latency{};                    ///< before the first byte
+    Seconds piece_time{};                 ///< before the first byte of each contiguous piece
   };
   TransferLink(LinkShare, const Rates&, int ports);
 
   /// Begins a transfer. `now` never decreases.
-  TransferId start(int port, Bytes, Time now);
+  TransferId start(int port, Bytes, Time now, double pieces = 1);
+  /// What a transfer takes at the full rate of its port.
+  Seconds alone(Bytes, double pieces) const;
   /// When the next transfer ends if none begins before; nothing if none is under way.
   std::optional<Time> next() const;
   /// When a transfer under way ends if none begins before.
@@ -52,10 +55,11 @@ class TransferLink {
   struct Transfer {
     TransferId id = 0;
     int port = 0;
-    double left = 0;  // bytes, the latency as bytes of the port's rate
+    double left = 0;  // bytes, times before them as bytes of the port's rate
     double rate = 0;  // bytes per second; 0: waits behind others
     Time end{};
   };
+  Seconds before(double pieces) const { return rates_.latency + pieces * rates_.piece_time; }
   void move_to(Time now);
   void share_out();
 

@@ -182,6 +182,7 @@ void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) c
   totals.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
   totals.kv_blocks_peak = std::max(totals.kv_blocks_peak, step.kv_blocks_used);
   totals.preemptions += step.preemptions;
+  totals.recomputed += step.recomputed;
   totals.prefix_queried += step.prefix_queried;
   totals.prefix_hit += step.prefix_hit;
   totals.prefix_loaded += step.prefix_loaded;

@@ -106,7 +106,7 @@ struct Totals {
   std::int64_t kv_blocks_peak = 0;
   std::map<std::string_view, std::int64_t> layers_by_dispatch;  ///< which one carried the tokens
   std::vector<HotRank> hot_ranks;                               ///< the worst, by ratio then time
-  std::int64_t preemptions = 0;
+  std::int64_t preemptions = 0, recomputed = 0;
   std::int64_t prefix_queried = 0, prefix_hit = 0, prefix_loaded = 0;
   OfLowerTiers<std::int64_t> prefix_of_lower{};
   std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full

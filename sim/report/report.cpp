@@ -387,6 +387,8 @@ const std::vector<Field<TurnStats>>& fields_of(const TurnStats*) {
           .add_if_any("all", &S::all, "all turns")
           .add_if_any("first", &S::first, "the first turns of sessions")
           .add_if_any("later", &S::later, "all other turns")
+          .add_if_any("after_compaction", &S::after_compaction,
+                      "turns with a shorter prompt than the turn before")
           .add("by_number", &S::by_number, "turns by their number: 1, 2, 3-4, 5-8, ..")
           .each("TURNS")
           .add_if_any("over_time", &S::over_time,
@@ -774,7 +776,9 @@ const std::vector<Field<KvStats>>& fields_of(const KvStats*) {
                       "hits by where they stood, where there is a tier", "tokens")
           .each("TIER")
           .add_if_any("prefix_loaded_rate", &S::prefix_loaded_rate,
-                      "hits loaded from tiers / queried", "share of tokens");
+                      "hits loaded from tiers / queried", "share of tokens")
+          .add_if_any("recomputed_tokens", &S::recomputed_tokens,
+                      "tokens computed again after preemptions", "tokens", less);
   return rows;
 }
 

@@ -155,6 +155,7 @@ struct HitSpan {
 
 struct TurnStats {
   std::optional<TurnGroupStats> all, first, later;
+  std::optional<TurnGroupStats> after_compaction;  ///< whose prompt is shorter than the one before
   Named<TurnGroupStats> by_number;
   std::optional<std::vector<HitSpan>> over_time;  ///< where sessions are asked for one by one
 };
@@ -324,6 +325,7 @@ struct KvStats {
   double prefix_hit_rate = 0;
   Named<std::int64_t> prefix_hit_tokens_by_tier;  ///< HBM first; where there is a tier
   std::optional<double> prefix_loaded_rate;       ///< where there is a tier
+  std::optional<std::int64_t> recomputed_tokens;  ///< where requests were preempted
 };
 
 /// What went over one direction of the links to a tier.

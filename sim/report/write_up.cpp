@@ -589,7 +589,9 @@ KvStats kv_of(const Deployment& e, const Totals& totals, std::int64_t total_bloc
                 .prefix_hit_tokens = totals.prefix_hit,
                 .prefix_hit_rate = ratio(double(totals.prefix_hit), double(totals.prefix_queried)),
                 .prefix_hit_tokens_by_tier = {},
-                .prefix_loaded_rate = {}};
+                .prefix_loaded_rate = {},
+                .recomputed_tokens = {}};
+  if (totals.preemptions > 0) stats.recomputed_tokens = totals.recomputed;
   if (e.kv_cache.tiers.empty()) return stats;
   std::int64_t of_first = totals.prefix_loaded;
   for (const std::int64_t tokens : totals.prefix_of_lower) of_first -= tokens;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -210,24 +212,30 @@ SessionStats sessions_of(const Deployment& e, std::span<const SessionLife> lives
 
 TurnStats turns_of(const Deployment& e, const Requests& requests, const Measured& measured) {
   const TurnSums none(!e.kv_cache.tiers.empty());
-  TurnSums all = none, first = none, later = none;
+  TurnSums all = none, first = none, later = none, compacted = none;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::int32_t> prompt_before;  // of an agent
   std::vector<TurnSums> by_number;
   const std::int64_t block = e.kv_layout.block_tokens;
   for (std::size_t id = 0; id < requests.turns().size(); ++id) {
     const RequestLife& life = requests.lives()[id];
-    if (life.state != RequestLife::State::finished || !measured.holds(life)) continue;
+    if (life.state != RequestLife::State::finished) continue;
     const TurnLife& turn = requests.turns()[id];
+    std::int32_t& before = prompt_before[{turn.session, turn.agent}];
+    const bool is_compacted = std::exchange(before, turn.prompt_tokens) > turn.prompt_tokens;
+    if (!measured.holds(life)) continue;
     const std::int64_t ideal = turn.known_tokens / block * block;
     const double ttft = latency_of(life, e.anchored_ttft).ttft;
     const std::size_t bucket = bucket_of(turn.turn);
     by_number.resize(std::max(by_number.size(), bucket + 1), none);
     for (TurnSums* sums : {&all, turn.turn == 0 ? &first : &later, &by_number[bucket]})
       sums->add(life, turn, ideal, ttft);
+    if (is_compacted) compacted.add(life, turn, ideal, ttft);
   }
   TurnStats stats;
   if (!all.empty()) stats.all = std::move(all).stats();
   if (!first.empty()) stats.first = std::move(first).stats();
   if (!later.empty()) stats.later = std::move(later).stats();
+  if (!compacted.empty()) stats.after_compaction = std::move(compacted).stats();
   for (std::size_t bucket = 0; bucket < by_number.size(); ++bucket) {
     if (by_number[bucket].empty()) continue;
     stats.by_number.emplace_back(bucket_name(bucket), std::move(by_number[bucket]).stats());

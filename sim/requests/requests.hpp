@@ -59,6 +59,7 @@ struct RequestRecord : RequestLife {
   std::int32_t generated = 0;
   std::int32_t instance = -1, rank = -1;  ///< the EP group, and the DP rank in it
   std::int32_t preemptions = 0;
+  std::int32_t lost_tokens = 0;                  ///< that were computed when it was preempted last
   std::int32_t cached_tokens = 0;                ///< of the prompt, found in the KV cache
   std::int32_t loaded_tokens = 0;                ///< of these, loaded from tiers below HBM
   OfLowerTiers<std::int32_t> loaded_of_lower{};  ///< of these, those that no nearer tier had

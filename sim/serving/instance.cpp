@@ -92,8 +92,9 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
     sequence.topic = rows_.workload(request.binding);
   }
   if (deployment_.prefix_caching) {
-    rank.kv.expect(id, known_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
-                                    deployment_.kv_layout.block_tokens));
+    rank.kv.expect(id, request.prompt_tokens,
+                   known_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
+                                deployment_.kv_layout.block_tokens));
   }
   ++rank.arrived;
   rank.kv_tokens += tokens;
@@ -385,6 +386,7 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
   rank.kv.take_cached(sequence);
   request.state = RequestRecord::State::running;
   if (request.generated == 0 && request.preemptions == 0) request.begun = summary_.start;
+  summary_.recomputed += std::max(0, std::exchange(request.lost_tokens, 0) - sequence.computed);
   if (!first_time) return;
   request.cached_tokens = sequence.computed;
   summary_.prefix_queried += sequence.tokens;
@@ -415,6 +417,7 @@ void Instance::preempt_last(Rank& rank) {
   Sequence sequence = rank.running.back();
   rank.running.pop_back();
   rank.progress.pop_back();
+  requests_[sequence.request].lost_tokens = sequence.computed;
   rank.kv.preempt(sequence);
   sequence.drafts = 0;
   rank.waiting_blocks += blocks_wanted(sequence);

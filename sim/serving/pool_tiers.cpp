@@ -15,13 +15,14 @@ PoolTiers::PoolTiers(const Deployment& e) : deployment_(e), levels_(e.kv_cache.t
     levels_[depth] = {sites_.size(), ranks_of_tier(e, plan)};
     for (int first = 0; first < all; first += levels_[depth].ranks) {
       const int ranks = std::min(levels_[depth].ranks, all - first);
+      const BlockShard shard{e.kv_layout.block, pieces_of_block(plan, e.kv_layout.pieces)};
       TierBelow below;
       if (depth + 1 < levels_.size()) {
         const Level& lower = levels_[depth + 1];
         below = {site_of(lower, first).tier.get(), first % lower.ranks};
       }
-      Site site{depth, std::make_unique<KvTier>(plan, tier_blocks(e, plan, ranks),
-                                                e.kv_layout.block, ranks, below)};
+      Site site{depth,
+                std::make_unique<KvTier>(plan, tier_blocks(e, plan, ranks), shard, ranks, below)};
       for (int rank = first; rank < first + ranks; ++rank)
         site.ranks.push_back(
             {rank / e.parallel.dp, static_cast<std::size_t>(rank % e.parallel.dp)});
@@ -40,10 +41,9 @@ std::int64_t PoolTiers::least_blocks() const {
       1, (cache.min_load_tokens + layout.block_tokens - 1) / layout.block_tokens);
   if (cache.fetch == TierFetch::all) return least;
   const KvTierPlan& tier = cache.tiers.front();
-  const BytesPerSecond rate =
-      std::min(tier.bandwidth, tier.aggregate_bandwidth.value_or(tier.bandwidth));
   const Seconds compute = prompt_token_time(deployment_) * layout.block_tokens;
-  return std::max(least, break_even_blocks(tier.latency, layout.block / rate, compute)
+  const Seconds load = load_time(tier, layout.block, pieces_of_block(tier, layout.pieces));
+  return std::max(least, break_even_blocks(tier.latency, load, compute)
                              .value_or(std::numeric_limits<std::int64_t>::max()));
 }
 
@@ -53,7 +53,8 @@ std::vector<TierPort> PoolTiers::ports(int instance) const {
   for (int r = 0; r < deployment_.parallel.dp; ++r) {
     const int rank = instance * deployment_.parallel.dp + r;
     ports.push_back({site_of(levels_.front(), rank).tier.get(), rank % levels_.front().ranks,
-                     deployment_.kv_cache.read, least_blocks_});
+                     deployment_.kv_cache.read, least_blocks_,
+                     deployment_.kv_cache.offload_output});
   }
   return ports;
 }

@@ -26,6 +26,8 @@ struct StepSummary {
   std::int32_t decode_tokens = 0;
   std::int32_t dummy_ranks = 0;
   std::int32_t preemptions = 0;
+  /// Tokens that preempted requests had computed, and that are not cached as these come back.
+  std::int64_t recomputed = 0;
   /// Prompt tokens of requests that were admitted for the first time.
   std::int64_t prefix_queried = 0;
   /// Tokens of `prefix_queried` that were cached.

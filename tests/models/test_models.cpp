@@ -1006,6 +1006,19 @@ TEST_CASE("one token's KV cache has the bytes that engines reserve") {
   CHECK(kv_bytes_per_token(qwen, {}, {.kv_cache = Precision::fp8}) == Bytes(96'256));
 }
 
+TEST_CASE("a block lies in one piece for each array that a layer keeps") {
+  const auto pieces = [](const char* model, const ParallelPlan& plan = {}) {
+    return kv_layout(zoo(model), plan, {}, 16).pieces;
+  };
+  CHECK(pieces("qwen3_30b_a3b") == 48 * 2);  // keys and values
+  CHECK(pieces("qwen3_30b_a3b", {.tp = 4}) == 48 * 2);
+  CHECK(pieces("qwen3_30b_a3b", {.pp = 5}) == 10 * 2);
+  CHECK(pieces("deepseek_v3") == 61);            // latent vectors
+  CHECK(pieces("deepseek_v3_2") == 61 * 2);      // and keys of the indexer
+  CHECK(pieces("qwen3_5_397b_a17b") == 15 * 2);  // its 45 linear layers keep no token
+  CHECK(pieces("gpt_oss_20b") == 12 * 2);        // of either group's block
+}
+
 TEST_CASE("layers of one kind page their KV cache together") {
   const KvLayout full = kv_layout(zoo("qwen3_30b_a3b"), {}, {}, 16);
   REQUIRE(full.groups.size() == 1);

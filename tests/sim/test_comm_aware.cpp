@@ -14,7 +14,7 @@ namespace {
 using test::load_tiny;
 using test::WithinRel;
 
-const KvLayout layout{16, Bytes(1), {{1, 0}}};
+const KvLayout layout{16, Bytes(1), 1, {{1, 0}}};
 
 // 10 ms with one token, 1 ms more for each further one, 1 ms for each 1,000 tokens of context.
 const StepPrice price{{.010, .011, .013, .017}, 1e-6};

@@ -18,7 +18,7 @@ namespace {
 
 using test::WithinAbs;
 
-const KvLayout layout{16, Bytes(1), {{1, 0}}};
+const KvLayout layout{16, Bytes(1), 1, {{1, 0}}};
 
 Sequence waiting(std::uint32_t request, std::int32_t tokens) {
   return {request, tokens, 0, tokens, 0};
@@ -28,7 +28,7 @@ Sequence waiting(std::uint32_t request, std::int32_t tokens) {
 Sequence arrive(KvCache& cache, std::uint32_t request, std::int32_t tokens,
                 std::vector<std::uint64_t> ids) {
   const PromptIds prompt = ids_of_blocks(tokens, 32, ids);
-  cache.expect(request, prompt_hashes(&prompt, request, tokens, 16));
+  cache.expect(request, tokens, prompt_hashes(&prompt, request, tokens, 16));
   return waiting(request, tokens);
 }
 
@@ -170,7 +170,7 @@ TEST_CASE("a hit makes a prefix young again") {
 TEST_CASE("a preempted sequence finds what it had computed, generated tokens included") {
   KvCache cache(layout, 10, true);
   Sequence sequence = waiting(1, 20);
-  cache.expect(1, prompt_hashes(nullptr, 1, 20, 16));
+  cache.expect(1, 20, prompt_hashes(nullptr, 1, 20, 16));
   cache.take_cached(sequence);
   cache.grow(sequence, 20);
   sequence.computed = 20;
@@ -231,8 +231,8 @@ TEST_CASE("blocks are conserved, and what is cached of a prompt is its beginning
 // ---- layers with windows ----
 
 // One group that sees all, and one of aligned chunks of 64 tokens (Llama 4) or of a window of 33.
-const KvLayout chunks{16, Bytes(1), {{1, 0}, {1, 64, true}}};
-const KvLayout sliding{16, Bytes(1), {{1, 0}, {1, 33}}};
+const KvLayout chunks{16, Bytes(1), 1, {{1, 0}, {1, 64, true}}};
+const KvLayout sliding{16, Bytes(1), 1, {{1, 0}, {1, 33}}};
 
 // Computes all of a sequence in steps of 16 tokens and lets go of it.
 void serve(KvCache& cache, Sequence sequence) {
@@ -303,10 +303,10 @@ TEST_CASE("a hit on sliding layers needs the window before its end") {
 }
 
 TEST_CASE("what a plan finds and takes on paper is what the cache then does, over windows too") {
-  const auto shape = GENERATE(KvLayout{16, Bytes(1), {{1, 0}}}, chunks, sliding,
-                              KvLayout{16, Bytes(1), {{1, 0}, {1, 64, true}, {1, 64, true}}},
-                              KvLayout{16, Bytes(1), {{1, 0}, {1, 33}, {1, 64, true}}},
-                              KvLayout{16, Bytes(1), {{1, 17}}});
+  const auto shape = GENERATE(KvLayout{16, Bytes(1), 1, {{1, 0}}}, chunks, sliding,
+                              KvLayout{16, Bytes(1), 1, {{1, 0}, {1, 64, true}, {1, 64, true}}},
+                              KvLayout{16, Bytes(1), 1, {{1, 0}, {1, 33}, {1, 64, true}}},
+                              KvLayout{16, Bytes(1), 1, {{1, 17}}});
   const auto seed = GENERATE(1U, 2U, 3U);
   Rng rng(seed, "test/kv_plan");
   KvCache cache(shape, 150, true);

@@ -38,11 +38,17 @@ std::vector<Report> reports() {
       {"fidelity", "sampled"},
       {"power", {{"overhead_per_gpu", "500 W"}, {"pue", 1.2}, {"dollars_per_kwh", 0.1}}}};
   const Json apart = {{"parallel", {{"ffn_gpus", 4}}}};
-  const Json sessions = {
-      {"workload",
-       {{"lengths", nullptr},
-        {"sessions",
-         {{"type", "generated"}, {"turns", 2}, {"first", 9}, {"new", 3}, {"output", 4}}}}}};
+  const Json sessions = {{"workload",
+                          {{"lengths", nullptr},
+                           {"arrivals", {{"concurrency", 4}}},
+                           {"requests", 24},
+                           {"sessions",
+                            {{"type", "generated"},
+                             {"turns", 3},
+                             {"first", 9},
+                             {"new", 3},
+                             {"output", 4},
+                             {"max_context", {{"at", 22}, {"do", "compact"}}}}}}}};
   const Json brings = {{"token_routing", {{"decode", {{"type", "quota"}, {"min_tokens", 1}}}}},
                        {"dispatch", {{"decode", "ids_all_gather"}}}};
   const Json near = {{"model", {{"experts", {{"shared_width", 256}}}}},
@@ -61,6 +67,13 @@ std::vector<Report> reports() {
                           sessions, trees, tiers, brings, near}) {
     all.push_back(run(test::load_tiny(set)));
   }
+  // Prompts of two that fit, and replies that do not.
+  Experiment tight = test::load_tiny(
+      {{"parallel", {{"dp", 1}, {"tp", 1}, {"ep", 1}}},
+       {"placement", {{"replication", 1}}},
+       {"workload", {{"lengths", {{"prompt", 20}, {"output", 30}}}, {"requests", 8}}}});
+  tight.decode().memory.kv_blocks = 5;
+  all.push_back(run(tight));
   return all;
 }
 

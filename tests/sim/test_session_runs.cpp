@@ -57,6 +57,59 @@ TEST_CASE("known answer 1: of T turns of whole blocks (T - 1) / (T + 1) of the t
   }
 }
 
+// Turns of 100, 183, 266 tokens, one session after the other.
+class ThreeTurns final : public Lengths {
+ public:
+  Request request(std::int64_t index, Rng&) const override {
+    return {static_cast<std::int32_t>(100 + 83 * (index % 3)), 20};
+  }
+};
+
+TEST_CASE("bounds: a lane without gaps is a chain of single requests") {
+  const Json of_kind{{"turns", 3}, {"first", 100}, {"new", 63}, {"output", 20}, {"gap", "0 s"}};
+  Json set = sessions(of_kind, 12);
+  set["kv_cache"]["prefix_caching"] = false;
+  const Served lane = serve(load_tiny(set));
+  set["workload"].erase("sessions");
+  set["workload"].erase("lengths");
+  Experiment e = load_tiny(set);
+  e.decode().workload.lengths = std::make_shared<ThreeTurns>();
+  const Served chain = serve(e);
+  REQUIRE(lane.requests.size() == chain.requests.size());
+  for (std::size_t i = 0; i < lane.requests.size(); ++i) {
+    CHECK(lane.requests[i].prompt_tokens == chain.requests[i].prompt_tokens);
+    CHECK(lane.requests[i].arrival == chain.requests[i].arrival);
+    CHECK(lane.requests[i].first_token == chain.requests[i].first_token);
+    CHECK(lane.requests[i].last_token == chain.requests[i].last_token);
+  }
+}
+
+// Turns of 100, 164 and 228 tokens. The fourth would have 292 and goes on from the first prompt:
+// 163, then 227, and 163 again.
+TEST_CASE("turns after a compaction stand apart, and have shorter prompts than the turn before") {
+  const Json of_kind{{"turns", 6},   {"first", 100},
+                     {"new", 63},    {"output", 1},
+                     {"gap", "1 s"}, {"max_context", {{"at", 250}, {"do", "compact"}}}};
+  const Served served = serve(load_tiny(sessions(of_kind, 12)));
+  std::int64_t turns = 0, tokens = 0, before = 0;
+  for (const RequestRecord& request : served.requests) {
+    if (request.turn->turn > 0 && request.prompt_tokens < before) {
+      ++turns;
+      tokens += request.prompt_tokens;
+    }
+    before = request.prompt_tokens;
+  }
+  CHECK(turns == 2 * 2);
+  const OrderedJson json = served.document()["turns"];
+  CHECK(json["after_compaction"]["requests"] == turns);
+  CHECK(json["after_compaction"]["mean_prompt_tokens"] == double(tokens) / double(turns));
+  CHECK(json["after_compaction"]["prefix"]["hit_tokens"] == turns * 96);
+  Json never = of_kind;
+  never.erase("max_context");
+  CHECK_FALSE(
+      serve(load_tiny(sessions(never, 12))).document()["turns"].contains("after_compaction"));
+}
+
 TEST_CASE("sticky sessions stay on a rank and hit all that they can; in turn they hit less") {
   const auto served = [](const Json& routing) {
     Json set =

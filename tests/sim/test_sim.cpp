@@ -119,7 +119,7 @@ TEST_CASE("count histograms of values by the row hold what they hold value by va
 }
 
 // Blocks of 16 tokens, one group that keeps every token.
-const KvLayout layout{16, Bytes(1), {{1, 0}}};
+const KvLayout layout{16, Bytes(1), 1, {{1, 0}}};
 
 std::unique_ptr<Scheduler> scheduler(const std::string& type, int tokens, int seqs,
                                      int threshold = 0) {

@@ -227,11 +227,11 @@ TEST_CASE("attention reads the keys once for all tokens that it verifies") {
 }
 
 TEST_CASE("blocks of rejected drafts are free, and only those of known tokens can be hit") {
-  const KvLayout layout{16, Bytes(1), {{1, 0}}};
+  const KvLayout layout{16, Bytes(1), 1, {{1, 0}}};
   for (const bool caching : {false, true}) {
     KvCache cache(layout, 10, caching);
     Sequence sequence{7, 31, 0, 30};
-    cache.expect(7, prompt_hashes(nullptr, 7, 30, 16));
+    cache.expect(7, 30, prompt_hashes(nullptr, 7, 30, 16));
     cache.grow(sequence, 30);
     sequence.computed = 30;
     cache.grow(sequence, 50, 31);  // the 31st token and 19 drafts

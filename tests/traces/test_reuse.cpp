@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much of its prompts would a sequence of requests find in a cache of so many blocks?
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <list>
+#include <set>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "hardware/rng.hpp"
 #include "tests/support.hpp"
@@ -105,6 +109,79 @@ TEST_CASE("law 8: the curve is what a cache of each size hits, and never falls")
   }
   CHECK(before > 0);
   CHECK(curve.ideal() == hits_of_list(prompts, 100'000));
+}
+
+TEST_CASE("a cache that knows what comes keeps what comes soonest: by hand") {
+  // Room for 4 blocks. After A A1, A2 come third and B1, B2 never: A1 and A2 stay. LRU keeps B's.
+  const Prompts prompts = prompts_of({{1, 2, 3}, {7, 8, 9}, {1, 2, 4}, {1, 2, 5}});
+  CHECK(most_hits(prompts, 4) == 40);
+  CHECK(most_hits(prompts, 2) == 40);
+  CHECK(most_hits(prompts, 1) == 20);
+  CHECK(most_hits(prompts, 0) == 0);
+  CHECK(reuse_curve(prompts).hits(2) == 20);
+  CHECK(reuse_curve(prompts).hits(4) == 30);
+}
+
+// All orders in which blocks can make room, over a few short prompts.
+std::int64_t best_of_all(const Prompts& prompts, std::size_t most, std::size_t at,
+                         const std::set<std::uint64_t>& cache) {
+  if (at == prompts.size()) return 0;
+  std::int64_t hits = 0;
+  for (const PromptIds::Span& span : prompts[at]->spans) {
+    if (span.end >= prompts[at]->tokens() || !cache.contains(span.id)) break;
+    hits = span.end;
+  }
+  std::set<std::uint64_t> all = cache;
+  for (const PromptIds::Span& span : prompts[at]->spans) all.insert(span.id);
+  const std::vector<std::uint64_t> ids(all.begin(), all.end());
+  std::int64_t best = 0;
+  for (std::uint32_t kept = 0; kept < 1u << ids.size(); ++kept) {
+    const auto size = static_cast<std::size_t>(std::popcount(kept));
+    if (size != std::min(most, ids.size())) continue;
+    std::set<std::uint64_t> next;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if ((kept >> i & 1) != 0) next.insert(ids[i]);
+    }
+    best = std::max(best, best_of_all(prompts, most, at + 1, next));
+  }
+  return hits + best;
+}
+
+// Chains over few names, so that prompts begin with each other.
+std::vector<Ids> random_chains(int prompts, std::uint64_t longest, std::uint64_t names,
+                               const std::string& seed) {
+  Rng rng(1, seed);
+  std::vector<Ids> ids;
+  for (int i = 0; i < prompts; ++i) {
+    Ids& prompt = ids.emplace_back();
+    std::uint64_t chain = 0;
+    for (std::uint64_t length = 2 + rng.below(longest - 1); length > 0; --length) {
+      chain = chain * 5 + 1 + rng.below(names);
+      prompt.push_back(chain);
+    }
+  }
+  return ids;
+}
+
+TEST_CASE("law 8: no order of making room hits more than the one that knows what comes") {
+  for (int trial = 0; trial < 12; ++trial) {
+    const Prompts few = prompts_of(random_chains(4, 3, 2, fmt::format("few {}", trial)));
+    for (const std::size_t most : {1, 2, 3})
+      REQUIRE(most_hits(few, std::int64_t(most)) == best_of_all(few, most, 0, {}));
+  }
+  const Prompts prompts = prompts_of(random_chains(300, 7, 3, "reuse"));
+  const ReuseCurve lru = reuse_curve(prompts);
+  std::int64_t before = 0;
+  bool more = false;
+  for (std::int64_t blocks = 0; blocks < 200; blocks += 7) {
+    const std::int64_t hits = most_hits(prompts, blocks);
+    REQUIRE(hits >= lru.hits(blocks));
+    REQUIRE(hits >= before);
+    more = more || hits > lru.hits(blocks);
+    before = hits;
+  }
+  CHECK(more);
+  CHECK(most_hits(prompts, lru.distinct_blocks) == lru.ideal());
 }
 
 TEST_CASE("Mooncake's conversations hit as counted before, to the hundredth of a per cent") {

@@ -26,7 +26,8 @@ OrderedJson to_json(const Summary& of) {
 }
 
 // From 64 Ki tokens on, fourfold, until everything fits.
-OrderedJson to_json(const ReuseCurve& curve, std::int32_t block_tokens) {
+OrderedJson reuse_json(const Prompts& prompts, std::int32_t block_tokens) {
+  const ReuseCurve curve = reuse_curve(prompts);
   const auto share = [&](std::int64_t tokens) {
     return static_cast<double>(tokens) / static_cast<double>(curve.queried_tokens);
   };
@@ -37,7 +38,9 @@ OrderedJson to_json(const ReuseCurve& curve, std::int32_t block_tokens) {
   json["lru"] = OrderedJson::array();
   for (std::int64_t tokens = 1 << 16;; tokens *= 4) {
     const std::int64_t blocks = std::max<std::int64_t>(1, tokens / block_tokens);
-    json["lru"].push_back({{"capacity_tokens", tokens}, {"hit_rate", share(curve.hits(blocks))}});
+    json["lru"].push_back({{"capacity_tokens", tokens},
+                           {"hit_rate", share(curve.hits(blocks))},
+                           {"most_hit_rate", share(most_hits(prompts, blocks))}});
     if (blocks >= curve.distinct_blocks) return json;
   }
 }
@@ -54,7 +57,7 @@ OrderedJson requests_json(const RequestTrace& trace, std::int32_t id_block) {
   if (trace.has_arrivals) json["seconds"] = Seconds(trace.rows.back().arrival).count();
   json["prompt_tokens"] = to_json(summarize(prompts));
   json["output_tokens"] = to_json(summarize(outputs));
-  if (named.size() == trace.rows.size()) json["reuse"] = to_json(reuse_curve(named), id_block);
+  if (named.size() == trace.rows.size()) json["reuse"] = reuse_json(named, id_block);
   return json;
 }
 
@@ -153,7 +156,7 @@ OrderedJson sessions_json(const SessionFile& file, std::int32_t id_block) {
   json["gap_s"] = to_json(summarize(gaps));
   if (all_named == file.has_ids) {
     const std::int32_t block = file.has_ids ? file.id_block_tokens : id_block;
-    json["reuse"] = to_json(reuse_curve(in_order(agents, file.has_ids, block)), block);
+    json["reuse"] = reuse_json(in_order(agents, file.has_ids, block), block);
   }
   return json;
 }
@@ -200,11 +203,14 @@ std::string request_info_text(const OrderedJson& info) {
   if (!info.contains("reuse"))
     return text + "No hash_ids: the file does not say which prompts begin with the same tokens.\n";
   const OrderedJson& reuse = info["reuse"];
-  Table curve({"cache without a clock, least recent block first", "prompt tokens hit, %"});
+  Table curve({"cache without a clock, least recent block first", "prompt tokens hit, %",
+               "knowing what comes"});
   for (const OrderedJson& point : reuse["lru"])
     curve.add({fmt::format("{} Ki tokens", point["capacity_tokens"].get<std::int64_t>() / 1024),
-               fmt::format("{:.2f}", 100 * point["hit_rate"].get<double>())});
-  curve.add({"no limit", fmt::format("{:.2f}", 100 * reuse["ideal_hit_rate"].get<double>())});
+               fmt::format("{:.2f}", 100 * point["hit_rate"].get<double>()),
+               fmt::format("{:.2f}", 100 * point["most_hit_rate"].get<double>())});
+  const std::string ideal = fmt::format("{:.2f}", 100 * reuse["ideal_hit_rate"].get<double>());
+  curve.add({"no limit", ideal, ideal});
   return text + curve.text() +
          fmt::format("{} distinct blocks of {} tokens\n",
                      reuse["distinct_blocks"].get<std::int64_t>(),

@@ -19,6 +19,7 @@
 #include "sim/report/statistics.hpp"
 #include "sim/serving/simulator.hpp"
 #include "sim/step/routed_layer.hpp"
+#include "tools/policies/request_info.hpp"
 #include "tools/reproduce/measure_kinds.hpp"
 #include "tools/reproduce/reproduction.hpp"
 #include "tools/sweep/axes.hpp"
@@ -430,6 +431,24 @@ Json measure_trace(const ConfigNode& node, TraceLibrary&) {
   });
 }
 
+/// Shares of prompt tokens that caches without a clock hit, by their capacity in tokens.
+Json measure_requests(const ConfigNode& node, TraceLibrary&) {
+  return read_object(node, [](ConfigReader& r) {
+    const std::filesystem::path file = r.path("file");
+    const OrderedJson info = request_info(
+        file, static_cast<std::int32_t>(r.integer_or("hash_id_tokens", 16, {1, 1 << 20})));
+    if (!info.contains("reuse"))
+      r.node().fail("the requests of " + file.string() + " have no hash_ids");
+    Json answer{{"ideal", info["reuse"]["ideal_hit_rate"]}};
+    for (const OrderedJson& point : info["reuse"]["lru"]) {
+      const std::string tokens = std::to_string(point["capacity_tokens"].get<std::int64_t>());
+      answer["lru"][tokens] = point["hit_rate"].get<double>();
+      answer["most"][tokens] = point["most_hit_rate"].get<double>();
+    }
+    return answer;
+  });
+}
+
 /// Wall time is not the same twice, so only its class is told: the next power of ten from 10 us on.
 double time_class(double us) { return std::max(10.0, std::pow(10, std::ceil(std::log10(us)))); }
 
@@ -493,14 +512,15 @@ struct Kind {
   std::string_view name;
   Json (*measure)(const ConfigNode&, TraceLibrary&);
 };
-constexpr std::array kinds{Kind{"run", measure_run},         Kind{"explain", measure_explain},
-                           Kind{"replay", measure_replay},   Kind{"route", measure_route},
-                           Kind{"place", measure_place},     Kind{"model", measure_model},
-                           Kind{"gpu", measure_gpu},         Kind{"exchange", measure_exchange},
-                           Kind{"draws", measure_draws},     Kind{"point", measure_point},
-                           Kind{"trace", measure_trace},     Kind{"timing", measure_timing},
-                           Kind{"spells", measure_spells},   Kind{"frontier", measure_frontier},
-                           Kind{"article", measure_article}, Kind{"bfio", measure_bfio}};
+constexpr std::array kinds{Kind{"run", measure_run},          Kind{"explain", measure_explain},
+                           Kind{"replay", measure_replay},    Kind{"route", measure_route},
+                           Kind{"place", measure_place},      Kind{"model", measure_model},
+                           Kind{"gpu", measure_gpu},          Kind{"exchange", measure_exchange},
+                           Kind{"draws", measure_draws},      Kind{"point", measure_point},
+                           Kind{"trace", measure_trace},      Kind{"timing", measure_timing},
+                           Kind{"spells", measure_spells},    Kind{"frontier", measure_frontier},
+                           Kind{"article", measure_article},  Kind{"bfio", measure_bfio},
+                           Kind{"requests", measure_requests}};
 
 }  // namespace
 

@@ -113,6 +113,7 @@ std::string to_text(const Reproduction&);
 ///   draws    batches of uniformly drawn experts, with "hot" experts drawn more often: loads
 ///   point    one operation, described like a row of a measured points file: microseconds
 ///   trace    a recorded or generated routing: shares of the hottest experts, overlap of tokens
+///   requests a recorded "file": shares of prompt tokens that LRU hits, and that any order could
 ///   timing   token routers on this machine: the power of ten, from 10 us, above a layer's time
 ///   spells   "sweep", how many seconds a "key" of the report's "over_time" was "above" a limit
 ///   frontier a "sweep" file, one decode step at "context" of each point that fits in memory, with

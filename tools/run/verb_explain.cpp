@@ -513,12 +513,18 @@ std::string tiers_text(const Deployment& e) {
   constexpr double tokens = 1024;
   std::string text;
   for (const KvTierPlan& tier : e.kv_cache.tiers) {
-    const Bytes bytes = e.kv_layout.block * (tokens / e.kv_layout.block_tokens);
-    const Seconds time = tier.latency + bytes / tier.bandwidth;
+    const double blocks = tokens / e.kv_layout.block_tokens;
+    const double pieces = pieces_of_block(tier, e.kv_layout.pieces) * blocks;
+    const Bytes bytes = e.kv_layout.block * blocks;
+    const Seconds time = tier.latency + bytes / tier.bandwidth + pieces * tier.piece_time;
+    const std::string in_pieces =
+        tier.piece_time > Seconds(0)
+            ? fmt::format(", {:.0f} pieces of {:.3g} us", pieces, 1e6 * tier.piece_time.count())
+            : "";
     text += wrapped(fmt::format("tier {}: a load of 1,024 tokens takes {:.3f} ms on the GPU's own "
-                                "link ({:.1f} GB/s) with nothing before it; {}",
+                                "link ({:.1f} GB/s{}) with nothing before it; {}",
                                 tier.name, 1e3 * time.count(), tier.bandwidth.value() * 1e-9,
-                                waits[at(e.kv_cache.read)])) +
+                                in_pieces, waits[at(e.kv_cache.read)])) +
             "\n";
   }
   return text.empty() ? text : "\n" + text;

@@ -2,6 +2,10 @@
 #include "traces/requests/reuse.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
+#include <set>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -66,6 +70,45 @@ ReuseCurve reuse_curve(std::span<const std::shared_ptr<const PromptIds>> prompts
   }
   curve.distinct_blocks = std::ssize(used_at);
   return curve;
+}
+
+std::int64_t most_hits(std::span<const std::shared_ptr<const PromptIds>> prompts,
+                       std::int64_t blocks) {
+  // [prompt][place]: the next prompt in which the block can be hit, from behind.
+  constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
+  std::vector<std::vector<std::size_t>> next(prompts.size());
+  std::unordered_map<std::uint64_t, std::size_t> comes;
+  for (std::size_t p = prompts.size(); p-- > 0;) {
+    for (const PromptIds::Span& span : prompts[p]->spans) {
+      const auto found = comes.find(span.id);
+      next[p].push_back(found == comes.end() ? never : found->second);
+    }
+    for (const PromptIds::Span& span : prompts[p]->spans) {
+      if (span.end < prompts[p]->tokens()) comes[span.id] = p;
+    }
+  }
+  using Held = std::tuple<std::size_t, std::size_t, std::uint64_t>;  // next hit, place, id
+  std::set<Held> cache;
+  std::unordered_map<std::uint64_t, Held> held;
+  std::int64_t hits = 0;
+  for (std::size_t p = 0; p < prompts.size(); ++p) {
+    std::int64_t covered = 0;
+    for (const PromptIds::Span& span : prompts[p]->spans) {
+      if (span.end >= prompts[p]->tokens() || !held.contains(span.id)) break;
+      hits += span.end - covered;
+      covered = span.end;
+    }
+    for (std::size_t place = 0; place < next[p].size(); ++place) {
+      const std::uint64_t id = prompts[p]->spans[place].id;
+      if (const auto old = held.find(id); old != held.end()) cache.erase(old->second);
+      cache.insert(held[id] = {next[p][place], place, id});
+    }
+    while (std::ssize(cache) > blocks) {
+      held.erase(std::get<2>(*cache.rbegin()));
+      cache.erase(std::prev(cache.end()));
+    }
+  }
+  return hits;
 }
 
 }  // namespace moesim

@@ -31,4 +31,10 @@ struct ReuseCurve {
 /// fewer other blocks than fit have been used since it was [Mattson].
 ReuseCurve reuse_curve(std::span<const std::shared_ptr<const PromptIds>> prompts);
 
+/// Tokens that a cache of so many blocks hits which knows what comes: those make room that are hit
+/// again last or never, of equal ones the far end of a prompt first. No other order hits more where
+/// an id names all tokens up to its end [Belady].
+std::int64_t most_hits(std::span<const std::shared_ptr<const PromptIds>> prompts,
+                       std::int64_t blocks);
+
 }  // namespace moesim

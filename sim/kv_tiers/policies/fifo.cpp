@@ -8,12 +8,15 @@ namespace {
 class FifoOrder final : public BlockQueue {
  public:
   void use(BlockHash) override {}
+  void renew(BlockHash) override {}
 };
 
 // Gives up the block that was stored longest ago, found or not (LMCache's FIFO).
 class FifoTier final : public TierEviction {
  public:
-  std::unique_ptr<TierOrder> order() const override { return std::make_unique<FifoOrder>(); }
+  std::unique_ptr<TierOrder> order(std::int64_t) const override {
+    return std::make_unique<FifoOrder>();
+  }
 };
 
 }  // namespace

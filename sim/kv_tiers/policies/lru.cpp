@@ -8,13 +8,16 @@ namespace {
 class LruOrder final : public BlockQueue {
  public:
   void use(BlockHash hash) override { to_the_end(hash); }
+  void renew(BlockHash hash) override { to_the_end(hash); }
 };
 
 // Gives up the block that was stored or found longest ago. A tier is shown the blocks of a prompt
 // from their far end, so that of a chain the beginning stays longest.
 class LruTier final : public TierEviction {
  public:
-  std::unique_ptr<TierOrder> order() const override { return std::make_unique<LruOrder>(); }
+  std::unique_ptr<TierOrder> order(std::int64_t) const override {
+    return std::make_unique<LruOrder>();
+  }
 };
 
 }  // namespace
