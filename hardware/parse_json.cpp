@@ -129,6 +129,8 @@ bool ends_with_comma(std::string_view text, std::size_t byte) {
 }  // namespace
 
 Json parse_written_json(std::string_view text) {
+  if (text.starts_with("SQLite format 3"))
+    throw ConfigError("a store of runs, not JSON; report, best, pareto and compare read stores");
   if (too_deep(text))
     throw ConfigError(fmt::format("nested deeper than {} lists and objects", deepest));
   try {

@@ -41,7 +41,9 @@ const HfFamily& family_of(ConfigReader& top, ConfigReader& text) {
     }
   }
   std::vector<std::string_view> known;
-  for (const HfFamily& family : hf_families()) known.push_back(family.model_type);
+  for (const HfFamily& family : hf_families())
+    if (std::ranges::find(known, family.model_type) == known.end())
+      known.push_back(family.model_type);
   text.node().fail(
       fmt::format("unknown architecture \"{}\"; describe it in the zoo's format "
                   "(models/README.md), or use one of: {}",

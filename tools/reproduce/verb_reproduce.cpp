@@ -34,6 +34,20 @@ std::vector<std::filesystem::path> files_in(const std::filesystem::path& folder)
   return files;
 }
 
+/// The file of a figure. Throws ConfigError with the nearest names where there is none.
+std::filesystem::path file_of(const std::string& name, const std::filesystem::path& folder) {
+  const std::filesystem::path file = folder / (name + ".json");
+  if (std::filesystem::exists(file)) return file;
+  constexpr std::size_t telling = 5;  // letters
+  std::string like;
+  for (const std::filesystem::path& other : files_in(folder)) {
+    const std::string stem = other.stem().string();
+    if (stem.starts_with(name.substr(0, telling)))
+      like += (like.empty() ? "; names like it: " : ", ") + stem;
+  }
+  throw ConfigError(fmt::format("no figure is called \"{}\" in {}{}", name, folder.string(), like));
+}
+
 /// "244 rows within band (37 in two-sided bands, ...), 78 sign only, ...": how many rows came out
 /// how.
 std::string counts_text(const std::vector<Reproduction>& figures) {
@@ -105,8 +119,7 @@ Action setup_reproduce(CLI::App& command) {
     }
     std::vector<std::filesystem::path> files;
     if (options->all) files = files_in(options->folder);
-    for (const std::string& name : options->names)
-      files.push_back(options->folder / (name + ".json"));
+    for (const std::string& name : options->names) files.push_back(file_of(name, options->folder));
     const std::filesystem::path output = options->folder / "RESULTS.md";
     if (options->all) require_writable(output);
 
