@@ -344,7 +344,7 @@ refuses "keys of a misspelt policy" 'did you mean "metro"\?' keys metor
 
 # Published figures: exit 3 when a verdict is not the one in the file.
 refuses "no figure" 'expected names of figures, or --all' reproduce
-refuses "an unknown figure" 'no such file' reproduce fig_0
+refuses "an unknown figure" 'no figure is called' reproduce fig_0
 "$moesim" reproduce metro_fig04_toy >"$work/out" 2>/dev/null || fail "reproduce: exit $?"
 grep -q 'published 2, simulated 2.000x: within band' "$work/out" || fail "reproduce: $(cat "$work/out")"
 sed 's/"verdict": "within band"/"verdict": "not reproduced", "reason": "none"/' configs/reproduce/metro_fig04_toy.json \
