@@ -752,8 +752,9 @@ Action setup_plan(CLI::App& command) {
       ->check(CLI::IsMember(engines))
       ->capture_default_str();
   command
-      .add_option("--layouts", options->layouts,
-                  "usual, or all: also DCP, experts cut over some GPUs, GPUs for experts alone (AFD)")
+      .add_option(
+          "--layouts", options->layouts,
+          "usual, or all: also DCP, experts cut over some GPUs, GPUs for experts alone (AFD)")
       ->check(CLI::IsMember({"usual", "all"}))
       ->capture_default_str();
   command
