@@ -166,7 +166,7 @@ std::vector<Ids> random_chains(int prompts, std::uint64_t longest, std::uint64_t
 TEST_CASE("law 8: no order of making room hits more than the one that knows what comes") {
   for (int trial = 0; trial < 12; ++trial) {
     const Prompts few = prompts_of(random_chains(4, 3, 2, fmt::format("few {}", trial)));
-    for (const std::size_t most : {1, 2, 3})
+    for (const std::size_t most : {1U, 2U, 3U})
       REQUIRE(most_hits(few, std::int64_t(most)) == best_of_all(few, most, 0, {}));
   }
   const Prompts prompts = prompts_of(random_chains(300, 7, 3, "reuse"));
