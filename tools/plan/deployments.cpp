@@ -144,6 +144,9 @@ std::vector<int> divisors(int n) {
 // Prompts to their experts by the all-to-all, single tokens straight to each.
 Json deep_ep() { return {{"prefill", "all_to_all"}, {"decode", "low_latency"}}; }
 
+// Both by the all-to-all: what GPUs for experts alone had gathered would have no way back.
+Json all_to_all() { return {{"prefill", "all_to_all"}, {"decode", "all_to_all"}}; }
+
 constexpr int widest_tp = 16;
 
 // Layouts of one group of that many GPUs.
@@ -231,8 +234,7 @@ namespace {
 template <class Emit>
 void for_each_dispatch(Json group, Emit&& emit) {
   const ParallelPlan plan = plan_of(group);
-  // Tokens that all GPUs gathered would have no way back to attention's GPUs.
-  if (plan.afd()) group["dispatch"] = {{"prefill", "all_to_all"}, {"decode", "all_to_all"}};
+  if (plan.afd()) group["dispatch"] = all_to_all();
   emit(group);
   if (!plan.afd() && (plan.dp == 1 || plan.ep == 1)) return;
   group["dispatch"] = deep_ep();
