@@ -133,7 +133,7 @@ struct KernelTables::State {
                                              const std::vector<std::string>& groups,
                                              const Coordinates& shape, bool has_wanted) const;
   Versions versions_of(std::string_view engine, const MeasuredTable&, bool sibling) const;
-  bool lacks_own(const MeasuredTable&, std::string_view group) const;
+  bool lacks_own(const MeasuredTable&, const std::vector<std::string>& groups) const;
   std::shared_ptr<const Scattered> change(const MeasuredTable&,
                                           const std::vector<std::string>& groups,
                                           const ProfileTables& from, bool sibling) const;
@@ -288,16 +288,18 @@ KernelTables::State::Versions KernelTables::State::versions_of(std::string_view 
   return versions;
 }
 
-// Whether the asked engine was measured in the table, here or on the sibling, but not in the group.
-bool KernelTables::State::lacks_own(const MeasuredTable& table, std::string_view group) const {
-  bool measured = false;
-  for (const bool sibling : {false, true}) {
-    for (const ProfileTables* version : versions_of(asked, table, sibling)) {
-      if (version->points(table, group) > 0) return false;
-      measured = true;
-    }
-  }
-  return measured;
+// Whether the asked engine was measured, here or on the sibling, in some of the groups, but not in
+// the foremost.
+bool KernelTables::State::lacks_own(const MeasuredTable& table,
+                                    const std::vector<std::string>& groups) const {
+  const auto has = [&](std::string_view group) {
+    return std::ranges::any_of(std::array{false, true}, [&](bool sibling) {
+      return std::ranges::any_of(versions_of(asked, table, sibling), [&](const auto* version) {
+        return version->points(table, group) > 0;
+      });
+    });
+  };
+  return !has(groups.front()) && std::ranges::any_of(groups, has);
 }
 
 // How the version that was asked for differs from this one, by few points of the former: of any of
@@ -359,7 +361,7 @@ const Curve& KernelTables::State::curve(const Question& question) const {
     if (known != curves.end()) return *known->second;
   }
   std::vector<std::string> groups = question.groups;
-  if (!question.stand_in.empty() && lacks_own(table, groups.front()))
+  if (!question.stand_in.empty() && lacks_own(table, groups))
     groups.insert(groups.begin(), question.stand_in);
   const auto found = std::make_shared<const Candidates>(find(table, groups, shape));
   auto made_curve = std::make_unique<Curve>();

@@ -81,7 +81,7 @@ struct Question {
   std::vector<std::string> groups;  ///< that may answer, the most fitting first
   Located place;
   /// The group whose shares another engine's kernels answer by, where the engine that is asked for
-  /// was measured in the table, but not in the foremost group; empty: theirs of that group.
+  /// was measured in some of `groups`, but not in the foremost; empty: theirs of that group.
   std::string stand_in{};
 };
 

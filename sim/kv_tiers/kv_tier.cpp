@@ -173,12 +173,13 @@ bool KvTier::make_room() {
     return block.pins > 0 || !block.landed;
   });
   if (!victim) return false;
+  const auto block = blocks_.find(*victim);
   ++tally_.evicted;
-  tally_.dead += blocks_.find(*victim)->second.read ? 0 : 1;
-  if (below_.tier != nullptr && below_.tier->write().when_taken(blocks_.find(*victim)->second.hits))
+  tally_.dead += block->second.read ? 0 : 1;
+  if (below_.tier != nullptr && below_.tier->write().when_taken(block->second.hits))
     leaving_.push_back(*victim);
   order_->remove(*victim);
-  blocks_.erase(*victim);
+  blocks_.erase(block);
   return true;
 }
 

@@ -341,8 +341,9 @@ TEST_CASE("large caches of 8 bits that only other engines were measured with: th
                          .context = 8192,
                          .pairs = 8192};
   };
-  const auto write = [&](const char* profile, std::initializer_list<double> batches,
+  const auto write = [&](const std::string& engine, std::initializer_list<double> batches,
                          std::initializer_list<std::pair<double, double>> shares) {
+    const std::string profile = engine + "-1.0";
     std::filesystem::create_directories(folder.path() / profile);
     std::ofstream out(folder.path() / profile / "attention_decode.csv");
     out << "precision,kv_precision,kernel,q_heads,kv_heads,head_dim,window,batch,ctx,us\n";
@@ -353,12 +354,12 @@ TEST_CASE("large caches of 8 bits that only other engines were measured with: th
                            share * ask(call_of(kv_bytes, batch), h100).place.rough_us);
       }
     }
-    h100.profiles.push_back(
-        {{profile == std::string("few-1.0") ? "trtllm" : "vllm", "1.0"}, folder.path() / profile});
+    h100.profiles.push_back({{engine, "1.0"}, folder.path() / profile});
   };
   h100.profiles.clear();
-  write("few-1.0", {1, 2, 4}, {{1, 1.0}, {2, 1.0}});
-  write("vllm-1.0", {64, 128, 256}, {{1, 2.0}, {2, 1.25}});
+  write("trtllm", {1, 2, 4}, {{1, 1.0}, {2, 1.0}});
+  write("vllm", {64, 128, 256}, {{1, 2.0}, {2, 1.25}});
+  write("of_16_bits", {1, 2, 4}, {{2, 1.0}});
   REQUIRE(reads_from_hbm(bytes_of(call_of(1, 64)), h100));
   REQUIRE_FALSE(reads_from_hbm(bytes_of(call_of(1, 4)), h100));
   const auto share = [&](const char* engine, double kv_bytes) {
@@ -370,6 +371,7 @@ TEST_CASE("large caches of 8 bits that only other engines were measured with: th
   CHECK_THAT(share("trtllm", 2), WithinRel(1.25, 1e-3));
   CHECK_THAT(share("vllm", 1), WithinRel(2.0, 1e-3));    // its own rows
   CHECK_THAT(share("sglang", 1), WithinRel(2.0, 1e-3));  // never measured: nothing speaks for it
+  CHECK_THAT(share("of_16_bits", 1), WithinRel(2.0, 1e-3));  // nor with 8 bits
 }
 
 TEST_CASE("profiles by nearness: the engine's nearest version first, others' newest first") {

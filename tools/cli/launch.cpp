@@ -213,11 +213,9 @@ std::string benchmark(const BenchCommand& bench, const PoolSpec& pool, const std
     if (!bench.random_ids.empty()) command.add(bench.random_ids);
     const double least = pool.workload.lengths->least();
     const bool around = bench.range == BenchCommand::around;
-    const auto named = [&](std::int32_t longest) {
-      return around ? std::llround(longest * (1 + least) / 2) : std::llround(longest);
-    };
-    command.add("--random-input-len", named(request->prompt_tokens));
-    command.add("--random-output-len", named(request->output_tokens));
+    const double named = around ? (1 + least) / 2 : 1;  // of the longest
+    command.add("--random-input-len", std::llround(request->prompt_tokens * named));
+    command.add("--random-output-len", std::llround(request->output_tokens * named));
     const double ratio = around ? (1 - least) / (1 + least) : least;
     command.add("--random-range-ratio", fmt::format("{:.4g}", ratio));
   } else if (pool.workload.sessions) {

@@ -71,8 +71,9 @@ ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options) {
   for (const std::string& change : options.experiment.overrides) apply_override(config, change);
   if (config == base.json()) {
     if (!options.ep.empty()) {
-      throw ConfigError(
-          fmt::format("--ep {}: the experiment has experts so already, or one GPU", options.ep));
+      throw ConfigError(fmt::format(
+          "--ep {} changes nothing: one GPU holds all experts, or experts are {} already",
+          options.ep, options.ep == "on" ? "whole" : "cut over all GPUs"));
     }
     throw ConfigError(
         "what-if: nothing is changed; give --set /key=value, --redundant, --ep or --metro");
