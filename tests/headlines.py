@@ -8,7 +8,7 @@ root = pathlib.Path(__file__).parents[1]
 README = re.sub(r"(?<!\n)\n(?![|\n])", " ", (root / "README.md").read_text())
 SCORECARD = (root / "hardware/SCORECARD.md").read_text()
 ACCURACY = json.loads((root / "hardware/accuracy.json").read_text())
-STUDIES = json.loads((root / "configs/reproduce/studies.json").read_text())
+STUDIES = json.loads((root / "tools/analysis/studies.json").read_text())
 RESULTS = re.sub(r"\s+", " ", (root / "configs/reproduce/RESULTS.md").read_text()[:4000])
 NAMES = {"vLLM": "vllm", "TensorRT-LLM": "trtllm", "SGLang": "sglang", "trtllm-bench": "trtllm, offline"}
 

@@ -21,6 +21,8 @@ def wall_time(figure, row):
 files = {path.stem: json.loads(path.read_text()) for path in sorted((root / "configs/reproduce").glob("*.json"))}
 quick = {name: figure for name, figure in files.items() if figure.get("quick")}
 assert len(quick) >= 10, list(quick)
+others = [name for name, figure in files.items() if "title" not in figure]
+assert not others, f"{others}: no figures; `reproduce --all` would refuse the folder"
 failures = 0
 for name, figure in quick.items():
     done = subprocess.run([sys.argv[1], "reproduce", name, "--folder", root / "configs/reproduce"], capture_output=True, text=True)

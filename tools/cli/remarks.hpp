@@ -8,8 +8,13 @@
 #include <spdlog/spdlog.h>
 
 #include "sim/experiment/experiment.hpp"
+#include "sim/report/report.hpp"
 
 namespace moesim {
+
+/// What to say of a run that had more requests in flight in the mean than recordings of routing
+/// serve, "" where it had not: such batches hold the same tokens several times.
+std::string remark_on_recordings(const Deployment&, const Report&);
 
 /// Says on stderr what readers found worth a remark, each once. For several threads at a time.
 class Remarks {

@@ -555,7 +555,8 @@ int run_experiment(const RunOptions& options) {
                      {"--timeline", options.timeline}});
   TraceLibrary traces;
   const ConfigNode config = options.experiment.read();
-  const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
+  Remarks remarks;
+  const Experiment experiment = remarks.say_of(load_experiment(config, traces));
   std::optional<Timeline> timeline;
   std::optional<StepsCsv> steps;
   std::optional<EventLog> events;
@@ -582,9 +583,13 @@ int run_experiment(const RunOptions& options) {
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
 
   const OrderedJson profile = profile_of(report.work, wall.count());
-  spdlog::info("simulated {} steps in {:.2f} s ({:.0f} steps/s, {:.3g} routed ids/s)",
-               report.work.steps, wall.count(), profile["steps_per_s"].get<double>(),
-               profile["routed_ids_per_s"].get<double>());
+  const std::string ids =
+      report.work.routed_ids > 0
+          ? fmt::format(", {:.3g} routed ids/s", profile["routed_ids_per_s"].get<double>())
+          : "";
+  spdlog::info("simulated {} steps in {:.2f} s ({:.0f} steps/s{})", report.work.steps,
+               wall.count(), profile["steps_per_s"].get<double>(), ids);
+  remarks.say(remark_on_recordings(experiment.decode(), report));
   OrderedJson document = report.document();
   std::string text = summary(report, experiment.decode());
   if (options.intervals) {

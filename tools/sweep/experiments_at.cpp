@@ -21,7 +21,12 @@ PointRunner experiments_at(const std::filesystem::path& base_file, const Policie
   };
   const auto shared = std::shared_ptr<Shared>(new Shared{base_file, policies});
   return {[shared](const Json& config) { shared->load(config); },
-          [shared](const Json& config) { return run(shared->load(config)).document().dump(); }};
+          [shared](const Json& config) {
+            const Experiment experiment = shared->load(config);
+            const Report report = run(experiment);
+            shared->remarks.say(remark_on_recordings(experiment.decode(), report));
+            return report.document().dump();
+          }};
 }
 
 }  // namespace moesim

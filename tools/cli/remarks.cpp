@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/cli/remarks.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "traces/halves.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Those that simulated requests replay: placements may keep one half to be fitted on.
+std::int64_t recordings_of(const Deployment& e) {
+  if (!e.bind_odd_only) return static_cast<std::int64_t>(e.trace.requests().size());
+  return std::ranges::count(fitted_half(e.trace), 0);
+}
+
+}  // namespace
+
+std::string remark_on_recordings(const Deployment& e, const Report& report) {
+  const Metrics& m = report.metrics;
+  if (e.model.experts == 0 || m.completed == 0) return "";
+  const double in_flight = m.request_throughput * m.e2el.mean / 1e3;  // Little's law
+  const std::int64_t recordings = recordings_of(e);
+  if (in_flight <= double(recordings)) return "";
+  return fmt::format(
+      "more requests are in flight than the {} recordings of routing that they replay. Requests "
+      "that share a recording activate the same experts, so steps come out too short. {}",
+      recordings,
+      e.trace.meta().synthetic ? "Raise /workload/gating/requests" : "Use a trace of more requests");
+}
+
+}  // namespace moesim
