@@ -13,7 +13,7 @@
 namespace moesim {
 
 /// What to say of a run that had more requests in flight in the mean than recordings of routing
-/// serve, "" where it had not: such batches hold the same tokens several times.
+/// serve, "" where it had not, or where nearly all experts are active anyway.
 std::string remark_on_recordings(const Deployment&, const Report&);
 
 /// Says on stderr what readers found worth a remark, each once. For several threads at a time.

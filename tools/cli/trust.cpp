@@ -31,10 +31,10 @@ struct Shares {
 };
 
 // Shares of the time by what its prediction rests on; the rest is of measurements of the GPU.
-constexpr const char* extrapolated = "/breakdown/extrapolated_share";
-constexpr const char* unmeasured = "/breakdown/unmeasured_share";
-constexpr const char* interpolated = "/breakdown/interpolated_share";
-constexpr const char* carried_over = "/breakdown/carried_over_share";
+constexpr const char* extrapolated_share = "/breakdown/extrapolated_share";
+constexpr const char* unmeasured_share = "/breakdown/unmeasured_share";
+constexpr const char* interpolated_share = "/breakdown/interpolated_share";
+constexpr const char* carried_over_share = "/breakdown/carried_over_share";
 constexpr const char* engine_name = "/engine/name";
 constexpr const char* kv_transfers = "/pools/kv_transfer/transfers";  // where pools are apart
 
@@ -95,10 +95,10 @@ std::string line_of(std::span<const Json* const> reports, std::string_view engin
   Shares here, beyond, between, carried, bare;
   for (const Json* report : reports) {
     if (!report->contains("breakdown")) continue;
-    const double far = number_at(*report, extrapolated, 0),
-                 none = number_at(*report, unmeasured, 0);
-    const double inside = number_at(*report, interpolated, 0),
-                 other = number_at(*report, carried_over, 0);
+    const double far = number_at(*report, extrapolated_share, 0),
+                 none = number_at(*report, unmeasured_share, 0);
+    const double inside = number_at(*report, interpolated_share, 0),
+                 other = number_at(*report, carried_over_share, 0);
     here.add(std::max(0.0, 1 - far - none - inside - other));
     beyond.add(far), between.add(inside), carried.add(other), bare.add(none);
   }
@@ -118,7 +118,8 @@ std::string line_of(std::span<const Json* const> reports, std::string_view engin
 }  // namespace
 
 std::vector<std::string> trust_pointers() {
-  return {extrapolated, unmeasured, interpolated, carried_over, engine_name, kv_transfers};
+  return {extrapolated_share, unmeasured_share, interpolated_share,
+          carried_over_share, engine_name,      kv_transfers};
 }
 
 Json scores_of_choices(const std::vector<std::string>& gpus,

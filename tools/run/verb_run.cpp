@@ -587,8 +587,8 @@ int run_experiment(const RunOptions& options) {
       report.work.routed_ids > 0
           ? fmt::format(", {:.3g} routed ids/s", profile["routed_ids_per_s"].get<double>())
           : "";
-  spdlog::info("simulated {} steps in {:.2f} s ({:.0f} steps/s{})", report.work.steps,
-               wall.count(), profile["steps_per_s"].get<double>(), ids);
+  spdlog::info("simulated {} steps in {:.2f} s ({:.0f} steps/s{})", report.work.steps, wall.count(),
+               profile["steps_per_s"].get<double>(), ids);
   remarks.say(remark_on_recordings(experiment.decode(), report));
   OrderedJson document = report.document();
   std::string text = summary(report, experiment.decode());

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_invoke.h>
 
+#include "sim/engines/serving_engine.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/experiment_options.hpp"
@@ -23,7 +24,7 @@ struct WhatIfOptions {
   ExperimentOptions experiment;
   int redundant = -1;
   bool metro = false, json = false;
-  std::string ep;
+  std::string ep, engine;
 };
 
 // The keys of the groups that decode: changes of experts, copies and routing are theirs.
@@ -63,8 +64,33 @@ void spread_experts(Json& config, bool on) {
   plan["ep"] = on ? plan.value("dp", 1) * plan.value("tp", 1) : 1;
 }
 
+constexpr std::string_view chunked = "chunked_prefill", prompts_apart = "prefill_first";
+
+// The preset of another engine, with the order of prompts and decodes that the engine has. Of the
+// one before nothing stays: version and recipe are its own.
+void change_engine(Json& config, const ServingEngine& engine) {
+  config["engine"] = {{"name", engine.name}};
+  if (!config.contains("scheduling")) return;
+  Json& type = config["scheduling"]["type"];
+  if (type == chunked || type == prompts_apart)
+    type = engine.prompts_first ? prompts_apart : chunked;
+}
+
+// --set /engine/name leaves the rest of the engine as it is.
+std::string remark_on_engine(const ConfigNode& base, const ConfigNode& other,
+                             const WhatIfOptions& options) {
+  const Json::json_pointer name("/engine/name");
+  const auto named = [&](const ConfigNode& config) { return config.json().value(name, ""); };
+  if (!options.engine.empty() || named(base) == named(other)) return "";
+  return fmt::format(
+      "--set /engine/name keeps the scheduler, the version and the recipe of {}; --engine {} takes "
+      "those of {}",
+      named(base).empty() ? "no engine" : named(base), named(other), named(other));
+}
+
 ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options) {
   Json config = base.json();
+  if (!options.engine.empty()) change_engine(config, *find_engine(options.engine));
   if (!options.ep.empty()) spread_experts(config, options.ep == "on");
   if (options.redundant >= 0) add_copies(config, options.redundant, experts_of(base));
   if (options.metro) route_by_metro(config);
@@ -76,7 +102,8 @@ ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options) {
           options.ep, options.ep == "on" ? "whole" : "cut over all GPUs"));
     }
     throw ConfigError(
-        "what-if: nothing is changed; give --set /key=value, --redundant, --ep or --metro");
+        "what-if: nothing is changed; give --set /key=value, --engine, --redundant, --ep or "
+        "--metro");
   }
   return {std::move(config), base.file()};
 }
@@ -180,6 +207,7 @@ int run(const WhatIfOptions& options) {
   const ConfigNode base = as_it_is.read(), other = changed(base, options);
   TraceLibrary traces;
   Remarks remarks;
+  remarks.say(remark_on_engine(base, other, options));
   const Experiment first = remarks.say_of(load_experiment(base, traces));
   const Experiment second = remarks.say_of(load_experiment(other, traces));
   Report before, after;
@@ -196,6 +224,11 @@ Action setup_what_if(CLI::App& command) {
   const auto options = std::make_shared<WhatIfOptions>();
   options->experiment.add_to(command);
   command
+      .add_option("--engine", options->engine,
+                  "another serving engine, with its scheduler and its newest preset")
+      ->check(
+          CLI::IsMember(std::vector<std::string>(engine_names().begin(), engine_names().end())));
+  command
       .add_option("--redundant", options->redundant,
                   "number of redundant experts, over all GPUs of a decoding group")
       ->check(CLI::Range(0, 1 << 16));
@@ -208,6 +241,7 @@ Action setup_what_if(CLI::App& command) {
       "the operations that make a step longer or shorter.\n"
       "  moesim what-if plan.json --redundant 32\n"
       "  moesim what-if plan.json --ep off\n"
+      "  moesim what-if plan.json --engine sglang\n"
       "  moesim what-if plan.json --redundant 32 --metro\n"
       "  moesim what-if plan.json --set '/workload/arrivals/rate=2 /s'");
   return [options] { return run(*options); };
