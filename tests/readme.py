@@ -6,10 +6,10 @@
 Runs each line of an indented block that begins with `moesim`, in order, in a copy of what the lines may read, with no
 ../shared beside it; each must end with 0. A line that stands on several pages runs once. A line below
 that takes long, and whose result no other line reads, is stopped after a while as by Ctrl-C; a study must say that the same
-command goes on. `--to-the-end` (.ci/nightly) stops none. A line that needs ../shared is refused in one
+command goes on. Sweeps run the first two of their seeds. `--to-the-end` (.ci/nightly) stops none and runs all seeds. A line that needs ../shared is refused in one
 line that names it, and only the READMEs below may have such; a line that draws a page is named as not run where charts could not be fetched. Other programs
 that READMEs name must be there to be run."""
-import os, pathlib, re, resource, shutil, signal, stat, subprocess, sys, tempfile, time
+import json, os, pathlib, re, resource, shutil, signal, stat, subprocess, sys, tempfile, time
 
 root = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ["configs", "hardware", "models", "traces/samples"]
@@ -20,8 +20,11 @@ RECORDED = {"hardware/README.md", "sim/engines/README.md", "hardware/profiles/RE
 # Other tests see the ends of all but the studies: tune.sh, plan.sh, quick_figures.py, tests/tools.
 LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 1,2,4 ", "--gpu h200 --gpus 8 --sessions codex ", "reproduce deployments_decode ",
         "tune configs/tune_quick.json", "calibrate --families ", "sensitivity configs/quick_rivals_sweep.json",
-        "sweep configs/study_insurance_sweep.json ")
-PATIENCE_S = 10
+        "sensitivity configs/metro_deepseek_v3_rivals_sweep.json", "sensitivity configs/quick.json",
+        "sweep configs/study_insurance_sweep.json ", "sweep configs/study_drafts_sweep.json ", "sweep configs/energy_deepseek_v3_sweep.json ",
+        "sweep configs/layouts_sweep.json ")
+PATIENCE_S = 5
+SEEDS = 2
 # Slurm is tested by slurm.sh; here only that the line is understood.
 SBATCH = "#!/bin/sh\necho 1\n"
 
@@ -48,6 +51,13 @@ def missing_programs(name, text):
             yield f"{program} is not there"
         elif not file.suffix and file.is_file() and not os.access(file, os.X_OK):
             yield f"{program} cannot be run"
+
+
+def leave_out_seeds(configs):
+    for file in configs.glob("*_sweep.json"):
+        sweep = json.loads(file.read_text())
+        if "seeds" in sweep:
+            file.write_text(json.dumps({**sweep, "seeds": sweep["seeds"][:SEEDS]}))
 
 
 def heed_ctrl_c():
@@ -92,6 +102,8 @@ def main():
         here = pathlib.Path(work) / "moesim"
         for folder in COPIED:
             shutil.copytree(root / folder, here / folder)
+        if patience:
+            leave_out_seeds(here / "configs")
         programs = pathlib.Path(work) / "bin"
         programs.mkdir()
         (programs / "moesim").symlink_to(moesim)
