@@ -13,6 +13,7 @@ namespace moesim {
 // The constructor of each row and its options, from policies/.
 RequestRouterFactory make_random_router(ConfigReader&, const RouterContext&);
 RequestRouterFactory make_round_robin_router(ConfigReader&, const RouterContext&);
+std::span<const Key> round_robin_router_keys();
 RequestRouterFactory make_power_of_two_router(ConfigReader&, const RouterContext&);
 RequestRouterFactory make_jsq_router(ConfigReader&, const RouterContext&);
 RequestRouterFactory make_vllm_router(ConfigReader&, const RouterContext&);
@@ -109,7 +110,7 @@ const Registry<RequestRouterFactory, const RouterContext&>& request_routers() {
   static const Registry<RequestRouterFactory, const RouterContext&> table(
       "request_routing",
       {{"random", "a rank at random", make_random_router, one_by_one_keys},
-       {"round_robin", "ranks in turn", make_round_robin_router, one_by_one_keys},
+       {"round_robin", "ranks in turn", make_round_robin_router, round_robin_router_keys},
        {"power_of_two", "of two ranks at random the one with fewer KV tokens",
         make_power_of_two_router, one_by_one_keys},
        {"jsq", "the rank with the fewest requests, waiting and running", make_jsq_router,

@@ -563,6 +563,24 @@ TEST_CASE("power_of_two never takes the most loaded of distinct loads, and round
   CHECK(decide(*turns, ranks, prompt(1)).rank == 0);
 }
 
+TEST_CASE("front ends take groups in turns of their own, and ranks of a group go in turn") {
+  constexpr int groups = 5, of_group = 2, front_ends = 3;
+  RouterContext context = context_of(groups * of_group);
+  context.groups = groups;
+  const auto turns = router(R"({"type": "round_robin", "front_ends": 3})", context);
+  const std::vector<RankLoad> ranks = ranks_of(std::vector<std::int64_t>(groups * of_group, 0));
+  std::vector<int> group_of;
+  std::array<int, groups> served{};
+  for (int i = 0; i < 60; ++i) {
+    const int rank = decide(*turns, ranks, prompt(1)).rank;
+    group_of.push_back(rank / of_group);
+    CHECK(rank % of_group == served[std::size_t(rank / of_group)]++ % of_group);
+    if (i >= front_ends)
+      CHECK(group_of.back() == (group_of[std::size_t(i - front_ends)] + 1) % groups);
+  }
+  CHECK(std::ranges::all_of(served, [](int n) { return n == 60 / groups; }));
+}
+
 TEST_CASE("central admission waits for a seat and room") {
   std::vector<RankLoad> ranks = ranks_of({10, 20, 30});
   ranks[0].total_blocks = 3;

@@ -157,12 +157,17 @@ bool uses_deepep(const MeasuredPoint& point) {
   return engine_of(point).name == "sglang" && largest_worker(point) > gpus_of_node;
 }
 
-// Seats of a rank that decodes: TensorRT-LLM's scripts give it max_batch_size, a power of two, and
-// keep up to a third more requests in flight, which wait (recipes/trtllm of the same,
-// ctx1_gen4_tep8_batch8_eplb0_mtp0_36 and others).
-int seats_for(int in_flight) {
+// Seats of a rank that decodes: TensorRT-LLM's scripts give it max_batch_size, a power of two or
+// 768, and keep more requests in flight, which wait. In fp8 up to twice as many; in fp4 an eighth
+// more, and other loads are those of one script with 32 seats (recipes/trtllm of the same:
+// ctx1_gen4_tep8_batch8_eplb0_mtp0_36, ctx1_gen4_tep8_batch4_eplb0_mtp0_24,
+// ctx1_gen4_tep8_batch1_eplb0_mtp3_8, ctx3_gen2_dep8_batch768_eplb0_mtp0_12288,
+// ctx1dep4_gen4tep8_batch32_allconc_eplb0_mtp3).
+int seats_for(int in_flight, bool fp8) {
   const int below = static_cast<int>(std::bit_floor(static_cast<unsigned>(in_flight)));
-  return 3 * in_flight <= 4 * below ? below : 2 * below;
+  if (in_flight == 768) return in_flight;
+  if (fp8) return in_flight == 2 ? 1 : below;
+  return 8 * in_flight <= 9 * below ? below : std::max(32, below);
 }
 
 // Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them,
@@ -215,7 +220,8 @@ Json prefill_limits(const MeasuredPoint& point, const WorkerPlan& plan) {
 // tensor-parallel workers have 16 for prompts of 8,192.
 int decode_seats(const MeasuredPoint& point, const WorkerPlan& plan) {
   const std::string engine = engine_of(point).name;
-  if (engine == "trtllm" && !point.gpu.starts_with("H200")) return seats_for(plan.batch);
+  if (engine == "trtllm" && !point.gpu.starts_with("H200"))
+    return seats_for(plan.batch, point.precision.starts_with("fp8"));
   const bool few = engine == "vllm" && client_of(point).recipe && point.prompt >= 8192;
   return few && plan.dp == 1 ? 16 : 0;
 }
@@ -223,10 +229,11 @@ int decode_seats(const MeasuredPoint& point, const WorkerPlan& plan) {
 Json pool_json(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes) {
   Json pool{{"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", expert_ranks(plan)}}},
             {"instances", plan.workers}};
-  // Dynamo's frontend takes workers in turn. Ten of them behind nginx, srt-slurm's default, would
-  // each have a turn of its own, but ranks chosen at random make runs with several seats wait three
-  // times as long as measured.
+  // Dynamo's frontend takes workers in turn. srt-slurm puts ten of them behind nginx, each with a
+  // turn of its own, but for the machine of the H200s (enable_multiple_frontends of its recipes).
   pool["request_routing"] = {{"type", "round_robin"}};
+  if (client_of(point).recipe && !point.gpu.starts_with("H200"))
+    pool["request_routing"]["front_ends"] = 10;
   if (plan.dp > 1 && sends_tokens(point)) pool["dispatch"] = dispatch_of_pool(point);
   const int seats = decodes && plan.batch > 0 ? decode_seats(point, plan) : 0;
   if (!decodes) pool["scheduling"] = prefill_limits(point, plan);
