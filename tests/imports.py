@@ -355,6 +355,28 @@ def hostile(work, trace):
     check(done.returncode == 2 and "one of: vllm" in done.stderr, f"a form that is none: {done.stderr}")
 
 
+def counts(work):
+    """A trace drawn from counts: an array of an .npz for each workload, experts as often as counted, none twice."""
+    steps = {"law": [8] * 7 + [1] * 57, "maths": [1] * 57 + [8] * 7}
+    with zipfile.ZipFile(work / "counts.npz", "w", zipfile.ZIP_DEFLATED) as made:
+        for tag, layer in steps.items():
+            made.writestr(f"{tag}.npy", npy((MOE, 64), layer * MOE, "q", "<i8"))
+    gating = {"type": "counts", "file": str(work / "counts.npz"), "requests": 4, "prompt_rows": 0, "decode_rows": 300}
+    for tags in (["law", "maths"], ["maths"]):
+        done = run("trace", "generate", "--model", model_file, "--gating", json.dumps(gating | {"workloads": tags}), "-o", work / tags[0])
+        check(done.returncode == 0, f"counts: {done.stderr}")
+        trace = Trace(work / tags[0])
+        check([r["workload"] for r in trace.requests] == tags * (4 // len(tags)), f"counts: workloads are not {tags} in turn")
+        for request, rows in zip(trace.requests, trace.rows):
+            layers = [layer for row in rows for layer in row]
+            high = sum(e < 7 if request["workload"] == "law" else e >= 57 for layer in layers for e in layer)
+            expected = len(layers) * K * 56 / 113
+            check(abs(high - expected) < 5 * (expected / 2) ** 0.5, f"counts: {high} of the hot experts, expected {expected}")
+            check(all(len(set(layer)) == K for layer in layers), "counts: an expert twice")
+    done = run("trace", "generate", "--model", model_file, "--gating", json.dumps(gating | {"workloads": ["art"]}), "-o", work / "x")
+    check(done.returncode == 2 and 'no array "art"' in done.stderr, f"counts of a workload that is none: {done.stderr}")
+
+
 def main():
     with tempfile.TemporaryDirectory(prefix="moesim-import-") as folder:
         work = pathlib.Path(folder)
@@ -371,6 +393,7 @@ def main():
         sglang(work, trace, tags)
         trtllm(work, trace, native)
         hf(work, trace, native)
+        counts(work)
         hostile(work, trace)
     print(f"{failures} failures")
     return 1 if failures else 0

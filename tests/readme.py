@@ -14,7 +14,7 @@ import json, os, pathlib, re, resource, shutil, signal, stat, subprocess, sys, t
 root = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ["configs", "hardware", "models", "traces/samples"]
 RECORDED = {"hardware/README.md", "sim/engines/README.md", "hardware/profiles/README.md",
-            "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/analysis/regimes.md", "tools/docs/paper.md",
+            "sim/placement/README.md", "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/analysis/regimes.md", "tools/docs/paper.md",
             "tools/docs/questions.md",
             "traces/README.md"}
 # Other tests see the ends of all but the studies: tune.sh, plan.sh, quick_figures.py, tests/tools.

@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <span>
+#include <string_view>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -30,6 +32,26 @@ namespace {
 // Tokens of all batches of one size: their rows take 512 MB.
 constexpr std::int64_t most_sampled_tokens = 1 << 26;
 
+bool has(std::span<const std::string> tags, std::string_view tag) {
+  return std::find(tags.begin(), tags.end(), tag) != tags.end();
+}
+
+void require_apart(const RoutingTrace& trace, const ReplayConfig& config) {
+  if (!config.score_workloads.empty() && config.fit_workloads.empty()) {
+    throw ConfigError(
+        "replay: workloads to score on are named, and none to fit on; name both, or fit on half");
+  }
+  for (const std::string& tag : config.score_workloads) {
+    if (!has(trace.workloads(), tag)) {
+      throw ConfigError(fmt::format("replay: the trace has no workload \"{}\" to score on", tag));
+    }
+    if (has(config.fit_workloads, tag)) {
+      throw ConfigError(fmt::format(
+          "replay: the workload \"{}\" is fitted on and scored on; take it out of one", tag));
+    }
+  }
+}
+
 // Requests that batches may be drawn from, and what was left out of the trace, for messages.
 struct Usable {
   std::vector<TraceRequest> requests;
@@ -45,7 +67,8 @@ Usable usable_requests(const RoutingTrace& trace, const ReplayConfig& config) {
     const TraceRequest& request = trace.requests()[i];
     const std::string& tag = trace.workloads()[at(request.workload)];
     if (half && fitted[i] != 0) continue;
-    if (std::count(config.fit_workloads.begin(), config.fit_workloads.end(), tag) > 0) continue;
+    if (has(config.fit_workloads, tag)) continue;
+    if (!config.score_workloads.empty() && !has(config.score_workloads, tag)) continue;
     if (request.has_repetition || request.num_tokens == 0) continue;
     usable.requests.push_back(request);
     usable.indices.push_back(i);
@@ -53,9 +76,10 @@ Usable usable_requests(const RoutingTrace& trace, const ReplayConfig& config) {
   usable.described =
       fmt::format("{} of its {} requests are usable (without repetition{})", usable.requests.size(),
                   trace.requests().size(),
-                  half                            ? ", of the half that is not fitted on"
-                  : !config.fit_workloads.empty() ? ", of workloads that are not fitted on"
-                                                  : "");
+                  half                              ? ", of the half that is not fitted on"
+                  : !config.score_workloads.empty() ? ", of the workloads that are scored on"
+                  : !config.fit_workloads.empty()   ? ", of workloads that are not fitted on"
+                                                    : "");
   return usable;
 }
 
@@ -583,6 +607,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
                               const Policies& policies) {
   require_sound(config);
   trace.check_ids();  // of a long trace only some rows were when it was opened
+  require_apart(trace, config);
   const Limits limits = read_limits(config, policies);
   const Usable usable = usable_requests(trace, config);
   std::vector<Batches> batches;

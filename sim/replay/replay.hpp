@@ -42,6 +42,9 @@ struct ReplayConfig {
   /// Requests of these tags are what placements are fitted on, batches come from all others; empty:
   /// as `fit` says.
   std::vector<std::string> fit_workloads{};
+  /// With `fit_workloads`: batches come from requests of these tags alone, of which none is fitted
+  /// on. Empty: from all others.
+  std::vector<std::string> score_workloads{};
   std::vector<ConfigNode> routings;  ///< policies of Policies::token_routing
   std::vector<int> batches;          ///< tokens
   ReplaySample sample = ReplaySample::distinct;

@@ -340,6 +340,46 @@ TEST_CASE("fitted on some workloads, replay scores on the others alone") {
         "\"several\" takes several tokens of each");
 }
 
+TEST_CASE("fitted on some workloads and scored on others, replay leaves the rest alone") {
+  // A third workload that picks other experts changes nothing, nor do more of its requests.
+  const auto trace_with = [](int art) {
+    TraceMeta meta;
+    meta.num_experts = 4;
+    meta.experts_per_token = 1;
+    meta.layer_ids = {0};
+    std::vector<TraceRequest> requests;
+    std::vector<std::uint16_t> ids;
+    for (int i = 0; i < 8 + art; ++i) {
+      const int workload = i < 8 ? i % 2 : 2;
+      requests.push_back({i, 1, 0, workload, false});
+      ids.push_back(static_cast<std::uint16_t>(workload == 2 ? 3 : i / 2 % (workload + 2)));
+    }
+    return RoutingTrace(meta, {"law", "maths", "art"}, requests, ids);
+  };
+  ReplayConfig config = small_config();
+  config.gpus = 2;
+  config.placements = policies({"eplb"});
+  config.replications = {1.5};
+  config.batches = {4};
+  config.routings = policies({"even"});
+  config.fit_workloads = {"law"};
+  config.score_workloads = {"maths"};
+  const ReplayRow few = replay(trace_with(0), config)[0], many = replay(trace_with(9), config)[0];
+  CHECK(few.activated_of_batch == many.activated_of_batch);
+  CHECK(few.token_imbalance == many.token_imbalance);
+  config.score_workloads = {};  // all but law: art too
+  CHECK(replay(trace_with(9), config)[0].activated_of_batch != few.activated_of_batch);
+
+  const auto refused = [&] { return config_error([&] { replay(trace_with(0), config); }); };
+  config.score_workloads = {"music"};
+  CHECK(refused() == "replay: the trace has no workload \"music\" to score on");
+  config.score_workloads = {"law"};
+  CHECK(refused() == "replay: the workload \"law\" is fitted on and scored on; take it out of one");
+  config.fit_workloads = {};
+  CHECK(refused() ==
+        "replay: workloads to score on are named, and none to fit on; name both, or fit on half");
+}
+
 TEST_CASE("no routing goes below the bound, and every batch counts in the mean and its interval") {
   ReplayConfig config = small_config();
   for (const ReplayRow& row : replay(random_trace(8, 4), config)) {

@@ -13,6 +13,7 @@
 #include "traces/gating/expert_sampler.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/halves.hpp"
+#include "traces/npy.hpp"
 #include "traces/trace_statistics.hpp"
 
 namespace moesim::test_gating {
@@ -471,6 +472,46 @@ TEST_CASE("a trace of another model is refused, or its layers replayed in turn i
   const RoutingTrace adapted = generated(plain + R"(, "adapt": true})", model_of(5, 4, 1));
   CHECK(row(adapted, 1) == std::vector{2, 3, 2, 3, 2});
   CHECK_THAT(adapted.meta().adapted, Contains("2 recorded MoE layers stand for 5"));
+}
+
+TEST_CASE("counts gating picks experts exactly as often as they were counted") {
+  const TemporaryFolder folder;
+  // 100 tokens of two of 6 experts: 0 in every token, 5 in none. Layer 1 the other way round, as
+  // two steps that are added up.
+  const std::array<std::int64_t, 3> shape{2, 2, 6};
+  const std::array<std::int64_t, 24> counts{50, 25, 12, 8, 5, 0, 0, 2, 3, 10, 35, 50,
+                                            50, 25, 13, 7, 5, 0, 0, 3, 2, 10, 35, 50};
+  write_npy<std::int64_t>(folder / "chat.npy", shape, counts);
+  const std::string start =
+      R"({"type": "counts", "prompt_rows": 0, "file": ")" + (folder / "chat.npy").string() + "\"";
+  const RoutingTrace trace =
+      generated(start + R"(, "requests": 50, "decode_rows": 400})", model_of(2, 6, 2));
+  trace.check_ids();
+  CHECK(trace.workloads().front() == "chat");
+  const std::vector<std::int64_t> drawn = trace.expert_counts();
+  for (std::size_t i = 0; i < drawn.size(); ++i) {
+    CAPTURE(i);
+    const std::size_t layer = i / 6, expert = i % 6;
+    const double p = double(counts[layer * 6 + expert] + counts[12 + layer * 6 + expert]) / 100;
+    CHECK(std::abs(double(drawn[i]) - 20000 * p) <= 4 * std::sqrt(20000 * p * (1 - p)));
+  }
+
+  using Catch::Matchers::Contains;
+  const auto refused = [&](const std::string& more, const MoeModel& model) {
+    return config_error([&] { generated(start + more + "}", model); });
+  };
+  CHECK_THAT(refused("", model_of(2, 8, 2)), Contains("of 6 experts, the model test model has 8"));
+  CHECK_THAT(refused("", model_of(3, 6, 2)), Contains("\"adapt\": true"));
+  CHECK(generated(start + R"(, "adapt": true})", model_of(3, 6, 2)).layers() == 3);
+  CHECK_THAT(refused("", model_of(2, 6, 3)),
+             Contains("expert 0 with 100 of 200 choices; a token takes 3 experts"));
+  CHECK_THAT(refused(R"(, "workloads": ["chat"])", model_of(2, 6, 2)), Contains("an .npz file"));
+  write_npy<double>(folder / "half.npy", std::array<std::int64_t, 2>{1, 2}, std::array{1.5, 1.0});
+  CHECK_THAT(config_error([&] {
+               generated(R"({"type": "counts", "file": ")" + (folder / "half.npy").string() + "\"}",
+                         model_of(1, 2, 1));
+             }),
+             Contains("expert 0 in layer 0 is 1.5; expected a whole number"));
 }
 
 TEST_CASE("a generator's options are checked") {

@@ -161,6 +161,10 @@ Action setup_replay(CLI::App& command) {
       .add_option("--fit-workloads", config.fit_workloads,
                   "placement fitted on requests of these tags, scored on those of all others")
       ->delimiter(',');
+  command
+      .add_option("--score-workloads", config.score_workloads,
+                  "with --fit-workloads: batches from requests of these tags alone (all others)")
+      ->delimiter(',');
   command.add_option("--batches", config.sampled_batches, "sampled batches (200)")
       ->check(CLI::Range(1, 1 << 20));
   command.add_option("--nodes", config.nodes, "nodes that hold the GPUs (1)")

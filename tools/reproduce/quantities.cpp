@@ -137,6 +137,12 @@ std::vector<ConfigNode> policies(const ConfigNode& list) {
   return nodes;
 }
 
+std::vector<std::string> texts(const ConfigNode& list) {
+  std::vector<std::string> all;
+  for (const ConfigNode& node : list.list()) all.push_back(node.text());
+  return all;
+}
+
 Json measure_replay(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     ReplayConfig config;
@@ -157,6 +163,12 @@ Json measure_replay(const ConfigNode& node, TraceLibrary&) {
     config.nodes = static_cast<int>(r.integer_or("nodes", 1, {1, 1 << 16}));
     config.groups = static_cast<int>(r.integer_or("groups", 1, {1, 1 << 16}));
     config.capacity = r.child_or("capacity", "dropless").as_policy();
+    config.fit_workloads = texts(r.child_or("fit_workloads", Json::array()));
+    config.score_workloads = texts(r.child_or("score_workloads", Json::array()));
+    for (const ConfigNode& cut : r.child_or("cuts", Json::array()).list()) {
+      config.cuts.push_back(static_cast<int>(cut.integer({2, 1 << 16})));
+    }
+    config.bootstrap = static_cast<int>(r.integer_or("bootstrap", 0, {0, 1000}));
     Json answer;
     const OrderedJson rows = to_json(replay(trace, config));
     for (const OrderedJson& row : rows.at("rows")) {

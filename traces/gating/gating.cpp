@@ -8,6 +8,8 @@ std::unique_ptr<Gating> make_uniform_gating(ConfigReader& options);
 std::span<const Key> uniform_gating_keys();
 std::unique_ptr<Gating> make_popularity_gating(ConfigReader& options);
 std::span<const Key> popularity_gating_keys();
+std::unique_ptr<Gating> make_counts_gating(ConfigReader& options);
+std::span<const Key> counts_gating_keys();
 std::unique_ptr<Gating> make_topical_gating(ConfigReader& options);
 std::span<const Key> topical_gating_keys();
 std::unique_ptr<Gating> make_recorded_gating(ConfigReader& options);
@@ -20,6 +22,8 @@ const Registry<Gating>& gatings() {
         uniform_gating_keys},
        {"popularity", "tokens drawn independently, experts log-normally popular per layer",
         make_popularity_gating, popularity_gating_keys},
+       {"counts", "tokens drawn independently, experts as often as a file counted them",
+        make_counts_gating, counts_gating_keys},
        {"topical",
         "popularity, plus what requests and workloads have in common; presets fitted to models",
         make_topical_gating, topical_gating_keys},

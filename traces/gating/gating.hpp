@@ -25,7 +25,7 @@ class Gating {
   }
 };
 
-/// The table: uniform, popularity, topical, recorded.
+/// The table: uniform, popularity, counts, topical, recorded.
 const Registry<Gating>& gatings();
 
 }  // namespace moesim

@@ -188,12 +188,9 @@ RoutingTrace SyntheticGating::outline(const MoeModel& model, std::uint64_t seed)
 
 RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
                             const GatingTerms& terms, std::string_view recipe, std::uint64_t seed) {
-  TraceMeta meta = describe(model, rows, recipe, seed);
-  const std::size_t layers = meta.layer_ids.size();
+  const std::size_t layers = moe_layer_ids(model).size();
   const auto experts = static_cast<std::size_t>(model.experts);
   const auto k = static_cast<std::size_t>(model.experts_per_token);
-  std::vector<TraceRequest> requests = requests_of(rows);
-  std::vector<std::uint16_t> ids = room_for_ids(model, rows, layers);
 
   const Logits own = popularity(layers, experts, terms, Rng(seed, "gating popularity"));
   std::vector<Logits> of_workload;
@@ -209,9 +206,7 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
   const std::vector<float> of_topics = topic_weights(layers, experts, terms, seed);
 
   const auto tokens = static_cast<std::size_t>(rows.prompt_rows + rows.decode_rows);
-  const std::size_t request_ids = tokens * layers * k;
-  // Requests have random streams of their own, so the order in which they are made is free.
-  tbb::parallel_for(std::size_t{0}, requests.size(), [&](std::size_t i) {
+  const auto fill = [&](std::size_t i, std::span<std::uint16_t> ids) {
     const std::size_t workload = i % of_workload.size();
     Logits logits = of_workload[workload];
     add_noise(logits, terms.request_sigma, Rng(seed, fmt::format("gating request {}", i)));
@@ -221,8 +216,21 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
                      of_topics,
                      ExpertSampler(model.experts, model.experts_per_token, model.expert_groups,
                                    model.groups_per_token),
-                     Rng(seed, fmt::format("gating tokens {}", i)),
-                     std::span(ids).subspan(i * request_ids, request_ids));
+                     Rng(seed, fmt::format("gating tokens {}", i)), ids);
+  };
+  return fill_trace(model, rows, recipe, seed, fill);
+}
+
+RoutingTrace fill_trace(const MoeModel& model, const SyntheticRows& rows, std::string_view recipe,
+                        std::uint64_t seed,
+                        const std::function<void(std::size_t, std::span<std::uint16_t>)>& fill) {
+  TraceMeta meta = describe(model, rows, recipe, seed);
+  std::vector<TraceRequest> requests = requests_of(rows);
+  std::vector<std::uint16_t> ids = room_for_ids(model, rows, meta.layer_ids.size());
+  const std::size_t request_ids = ids.size() / requests.size();
+  // Requests have random streams of their own, so the order in which they are made is free.
+  tbb::parallel_for(std::size_t{0}, requests.size(), [&](std::size_t i) {
+    fill(i, std::span(ids).subspan(i * request_ids, request_ids));
   });
   return RoutingTrace(std::move(meta), rows.workloads, std::move(requests), std::move(ids));
 }

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,6 +62,7 @@ inline constexpr std::array<Key, 4> row_keys{
 class SyntheticGating : public Gating {
  public:
   explicit SyntheticGating(ConfigReader& options) : rows_(read_rows(options)) {}
+  explicit SyntheticGating(SyntheticRows rows) : rows_(std::move(rows)) {}
   /// Experts come in turn.
   RoutingTrace outline(const MoeModel& model, std::uint64_t seed) const final;
 
@@ -74,6 +77,12 @@ class SyntheticGating : public Gating {
 /// same rows. Throws ConfigError if the model has no experts.
 RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
                             const GatingTerms& terms, std::string_view recipe, std::uint64_t seed);
+
+/// A trace shaped for the model whose rows `fill` makes: those of request i, flat [tokens, layers,
+/// k]. Requests are filled in any order, at once. Throws ConfigError as generate_trace() does.
+RoutingTrace fill_trace(const MoeModel& model, const SyntheticRows& rows, std::string_view recipe,
+                        std::uint64_t seed,
+                        const std::function<void(std::size_t, std::span<std::uint16_t>)>& fill);
 
 /// The model layers that have experts. Throws ConfigError if there are none.
 std::vector<int> moe_layer_ids(const MoeModel& model);

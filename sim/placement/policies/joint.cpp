@@ -19,16 +19,9 @@ namespace {
 struct JointOptions {
   int moves = 0;
   double token_weight = 0, load_slack = 0;
+  double first_temperature = 0, last_temperature = 0;
   BatchSample sample{};
 };
-
-// Temperatures of the first and the last move, in the unit of the cost: one expert fewer on the
-// busiest GPU of one of some hundred batches is worth about the first, a tenth of it in the mean
-// the last. Starts at 0.01, 0.003 and 0.001 and ends down to 0.00003 were tried on the recorded
-// traces of gpt-oss-20b and DeepSeek-V2-Lite: these gave the lowest cost on the fitted halves of
-// both. What the other halves then gave was in sight as well, so figures of those two are not from
-// data that no constant has seen.
-constexpr double first_temperature = 1e-3, last_temperature = 3e-5;
 
 // A placement on its way: the first `primaries[g]` slots of GPU g hold a copy each of experts that
 // no other GPU has as a primary.
@@ -160,9 +153,9 @@ class Annealing {
   std::vector<std::vector<int>> settle() {
     std::vector<std::vector<int>> best = table_.experts_on_gpu();
     double least = cost_ = matching_.mean_value() / scale() + token_cost();
-    const double cooling =
-        std::pow(last_temperature / first_temperature, 1.0 / std::max(1, options_.moves));
-    temperature_ = first_temperature;
+    const double cooling = std::pow(options_.last_temperature / options_.first_temperature,
+                                    1.0 / std::max(1, options_.moves));
+    temperature_ = options_.first_temperature;
     for (int move = 0; move < options_.moves; ++move, temperature_ *= cooling) {
       if (!try_a_move() || cost_ >= least) continue;
       least = cost_;
@@ -315,6 +308,12 @@ class Joint final : public Placer {
 
 }  // namespace
 
+// Temperatures of the first and the last move, in the unit of the cost: one expert fewer on the
+// busiest GPU of one of some hundred batches is worth about the first, a tenth of it in the mean
+// the last. Starts at 0.01, 0.003 and 0.001 and ends down to 0.00003 were tried on the recorded
+// traces of gpt-oss-20b and DeepSeek-V2-Lite: these gave the lowest cost on the fitted halves of
+// both. What the other halves then gave was in sight as well. README.md has what workloads say that
+// no constant was chosen on.
 std::span<const Key> joint_placement_keys() {
   static constexpr Form tokens = form::integer(1, 1e6);
   static constexpr Key keys[] = {
@@ -326,6 +325,9 @@ std::span<const Key> joint_placement_keys() {
        "weight of the fullest GPU's tokens beyond the slack"},
       {"load_slack", form::number(non_negative), "0.02",
        "above the mean that a GPU's tokens may be for nothing"},
+      {"first_temperature", form::number(1e-9, 1), "0.001",
+       "at the first move, in shares of the cost"},
+      {"last_temperature", form::number(1e-9, 1), "0.00003", "at the last move"},
       {"seed", form::integer(non_negative), "1", "seed of batches and moves"}};
   return keys;
 }
@@ -335,6 +337,8 @@ std::unique_ptr<Placer> make_joint(ConfigReader& options) {
   joint.moves = static_cast<int>(options.integer("moves"));
   joint.token_weight = options.number("token_weight");
   joint.load_slack = options.number("load_slack");
+  joint.first_temperature = options.number("first_temperature");
+  joint.last_temperature = options.number("last_temperature");
   joint.sample.batches = static_cast<int>(options.integer("batches"));
   joint.sample.seed = static_cast<std::uint64_t>(options.integer("seed"));
   if (options.has("batch")) {

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "hardware/at.hpp"
+#include "hardware/rng.hpp"
+#include "traces/gating/gating.hpp"
+#include "traces/gating/synthetic.hpp"
+#include "traces/import/array.hpp"
+#include "traces/import/zip_archive.hpp"
+#include "traces/npy.hpp"
+
+namespace moesim {
+namespace {
+
+constexpr double most_counted = 1e15;  // times k is still exact
+
+/// How often each expert was chosen: of each workload, [layers][experts].
+using Counts = std::vector<std::vector<std::int64_t>>;
+
+/// Adds up steps, where the array has them in front.
+Counts read_counts(const NpyArray& file, const std::string& place) {
+  const Array array = array_of(file);
+  const std::size_t dimensions = array.shape.size();
+  if (dimensions < 2 || dimensions > 3 || array.values.empty()) {
+    throw ConfigError(fmt::format(
+        "{}: counts have the shape [layers, experts] or [steps, layers, experts]; found [{}]",
+        place, fmt::join(array.shape, ", ")));
+  }
+  const auto experts = static_cast<std::size_t>(array.shape.back());
+  const auto layers = static_cast<std::size_t>(array.shape[dimensions - 2]);
+  Counts counts(layers, std::vector<std::int64_t>(experts));
+  for (std::size_t i = 0; i < array.values.size(); ++i) {
+    const double count = array.values[i];
+    const std::size_t layer = i / experts % layers;
+    if (!(count >= 0 && count <= most_counted) || count != std::floor(count)) {
+      throw ConfigError(fmt::format(
+          "{}: the count of expert {} in layer {} is {}; expected a whole number, 0 to 1e15", place,
+          i % experts, layer, count));
+    }
+    counts[layer][i % experts] += static_cast<std::int64_t>(count);
+  }
+  return counts;
+}
+
+/// Draws k distinct experts, expert e with probability k counts[e] / sum(counts), exactly:
+/// systematic sampling in random order (Madow 1949; Hartley and Rao 1962). Experts lie one after
+/// another on a line, each k counts[e] long; of a comb with a tooth every sum(counts), put down at
+/// random, no expert gets two teeth while none is longer than that.
+void draw(std::span<const std::int64_t> counts, std::int64_t sum, std::span<std::uint16_t> order,
+          std::span<std::uint16_t> picks, Rng& rng) {
+  const auto k = static_cast<std::int64_t>(picks.size());
+  auto tooth = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(sum)));
+  std::int64_t end = 0;
+  std::size_t picked = 0;
+  for (std::size_t i = 0; i < order.size() && picked < picks.size(); ++i) {
+    std::swap(order[i], order[i + rng.below(order.size() - i)]);  // a step of a shuffle
+    end += k * counts[order[i]];
+    if (tooth >= end) continue;
+    picks[picked++] = order[i];
+    tooth += sum;
+  }
+}
+
+SyntheticRows rows_of(ConfigReader& options, std::vector<std::string> workloads) {
+  SyntheticRows rows{static_cast<int>(options.integer("requests")),
+                     static_cast<int>(options.integer("prompt_rows")),
+                     static_cast<int>(options.integer("decode_rows")), std::move(workloads)};
+  if (rows.prompt_rows + rows.decode_rows == 0)
+    options.node().fail("prompt_rows and decode_rows are both 0; a request needs rows");
+  return rows;
+}
+
+/// What a file of counts holds, a table for each workload.
+struct CountsFile {
+  std::vector<std::string> workloads;
+  std::vector<Counts> counts;  // of each
+};
+
+CountsFile read_file(ConfigReader& options) {
+  const std::filesystem::path path = options.path("file");
+  CountsFile file;
+  if (path.extension() != ".npz") {
+    if (options.has("workloads"))
+      options.child("workloads").fail("names arrays of an .npz file; the file is an .npy");
+    file.workloads.push_back(path.stem().string());
+    file.counts.push_back(read_counts(NpyArray::open(path), path.string()));
+    return file;
+  }
+  const ZipArchive zip(path);
+  const auto add = [&](const std::string& name) {
+    const std::string place = fmt::format("{}:{}.npy", path.string(), name);
+    file.workloads.push_back(name);
+    file.counts.push_back(read_counts(NpyArray::parse(zip.read(name + ".npy"), place), place));
+  };
+  if (!options.has("workloads")) {
+    for (const auto& [name, member] : zip.members()) add(name.substr(0, name.rfind(".npy")));
+    return file;
+  }
+  for (const ConfigNode& tag : options.child("workloads").list()) {
+    if (!zip.has(tag.text() + ".npy"))
+      tag.fail(fmt::format("{} has no array \"{}\"", path.string(), tag.text()));
+    add(tag.text());
+  }
+  if (file.workloads.empty()) options.child("workloads").fail("names no workload");
+  return file;
+}
+
+class CountsGating final : public SyntheticGating {
+ public:
+  CountsGating(ConfigReader& options, CountsFile file)
+      : SyntheticGating(rows_of(options, std::move(file.workloads))),
+        node_(options.node()),
+        adapt_(options.flag("adapt")),
+        counts_(std::move(file.counts)) {}
+
+  RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const override {
+    const std::size_t layers = moe_layer_ids(model).size();
+    std::vector<std::vector<std::int64_t>> sums;
+    for (std::size_t w = 0; w < counts_.size(); ++w) {
+      require_of(model, layers, counts_[w], rows().workloads[w]);
+      sums.push_back(sums_of(model, counts_[w], rows().workloads[w]));
+    }
+    const std::size_t k = at(model.experts_per_token);
+    const auto fill = [&](std::size_t request, std::span<std::uint16_t> ids) {
+      const std::size_t workload = request % counts_.size();
+      const Counts& counts = counts_[workload];
+      Rng rng(seed, fmt::format("gating counts {}", request));
+      std::vector<std::uint16_t> order(at(model.experts));
+      std::iota(order.begin(), order.end(), std::uint16_t{0});
+      for (std::size_t i = 0; i * k < ids.size(); ++i) {
+        const std::size_t layer = i % layers % counts.size();
+        draw(counts[layer], sums[workload][layer], order, ids.subspan(i * k, k), rng);
+      }
+    };
+    return fill_trace(model, rows(), "tokens drawn by counts", seed, fill);
+  }
+
+ private:
+  void require_of(const MoeModel& model, std::size_t layers, const Counts& counts,
+                  std::string_view workload) const {
+    if (counts.front().size() != at(model.experts))
+      node_.fail(fmt::format("the counts of {} are of {} experts, the model {} has {}", workload,
+                             counts.front().size(), model.name, model.experts));
+    if (counts.size() != layers && !adapt_)
+      node_.fail(fmt::format(
+          "the counts of {} are of {} MoE layers, the model {} has {}; \"adapt\": true takes the "
+          "counted layers in turn",
+          workload, counts.size(), model.name, layers));
+  }
+
+  std::vector<std::int64_t> sums_of(const MoeModel& model, const Counts& counts,
+                                    std::string_view workload) const {
+    std::vector<std::int64_t> sums;
+    for (std::size_t layer = 0; layer < counts.size(); ++layer) {
+      sums.push_back(std::reduce(counts[layer].begin(), counts[layer].end()));
+      const auto most = std::max_element(counts[layer].begin(), counts[layer].end());
+      if (sums.back() == 0 || *most > sums.back() / model.experts_per_token)
+        node_.fail(fmt::format(
+            "the counts of {} in layer {} have expert {} with {} of {} choices; a token takes {} "
+            "experts, none of them twice: at most 1 of {}",
+            workload, layer, most - counts[layer].begin(), *most, sums.back(),
+            model.experts_per_token, model.experts_per_token));
+    }
+    return sums;
+  }
+
+  ConfigNode node_;
+  bool adapt_;
+  std::vector<Counts> counts_;  // of each workload
+};
+
+}  // namespace
+
+std::span<const Key> counts_gating_keys() {
+  static constexpr Key keys[] = {
+      {"file", form::file, required, ".npy [layers, experts], or .npz with one for each workload"},
+      {"workloads", form::list(form::text), unset("all"), "arrays of the .npz, taken in turn"},
+      {"adapt", form::flag, "false", "take counts of another number of layers"},
+      row_keys[0],
+      row_keys[1],
+      row_keys[2]};
+  return keys;
+}
+
+std::unique_ptr<Gating> make_counts_gating(ConfigReader& options) {
+  return std::make_unique<CountsGating>(options, read_file(options));
+}
+
+}  // namespace moesim
