@@ -493,6 +493,15 @@ std::string trust_of(const OrderedJson& document, const Experiment& e) {
   return trust_line({{"breakdown", Json(document["breakdown"])}}, e.config);
 }
 
+std::string trust_of(const ClusterReport& report) {
+  std::vector<Json> breakdowns;
+  for (const auto& [name, one] : report.deployments)
+    breakdowns.push_back({{"breakdown", Json(one.report.document()["breakdown"])}});
+  std::vector<const Json*> all;
+  for (const Json& one : breakdowns) all.push_back(&one);
+  return trust_line_over(all, engine_of(report.context.config));
+}
+
 // A script should not take it for a result that no request was served.
 bool all_rejected(const Metrics& metrics) {
   return metrics.rejected > 0 && metrics.completed == 0 &&
@@ -571,7 +580,7 @@ int run_deployments(const RunOptions& options, const ConfigNode& config) {
   if (!options.profile.empty())
     write_file(options.profile, profile_of(report.work, wall.count()).dump(1) + "\n");
   if (!options.report.empty()) write_file(options.report, json);
-  print(options.json ? json : cluster_text(report));
+  print(options.json ? json : cluster_text(report) + trust_of(report));
   const auto served = [](const auto& named) { return !all_rejected(named.second.report.metrics); };
   return std::ranges::all_of(report.deployments, served) ? 0 : 3;
 }
