@@ -24,6 +24,8 @@ std::span<const Key> network_keys() {
       {"bandwidth", form::bytes_per_second, required, "per GPU and direction"},
       {"bandwidth_share", form::number(0.001, 1), "1",
        "share of the bandwidth that large messages reach"},
+      {"spine_bandwidth", form::bytes_per_second, unset("all that NICs send"),
+       "what all NVLink domains together send each other, in one direction"},
       {"source", form::text, required, "where these numbers come from"}};
   return keys;
 }
@@ -37,6 +39,11 @@ LinkSpec read_network(const ConfigNode& node) {
                   .source = reader.text("source")};
     if (link.bandwidth <= BytesPerSecond(0))
       reader.child("bandwidth").fail("must be more than zero");
+    if (reader.optional("spine_bandwidth")) {
+      link.spine = reader.quantity<BytesPerSecond>("spine_bandwidth");
+      if (*link.spine <= BytesPerSecond(0))
+        reader.child("spine_bandwidth").fail("must be more than zero");
+    }
     return link;
   });
 }
@@ -150,6 +157,11 @@ CollectiveCost Fabric::cost(const Kernel& kernel, int gpus, int network_passes,
           .evidence = constants.evidence_for(volume.nvlink_rank)};
 }
 
+double Fabric::as_of_one_nic(double on_spine) const {
+  const LinkSpec& net = cluster_.network;
+  return net.spine ? on_spine * (net.bandwidth * net.bandwidth_share / *net.spine) : 0;
+}
+
 // A domain receives what other domains contribute once, spread over the NICs of its GPUs, and
 // spreads it over NVLink: GPU i takes (total - own) less what its own NIC brought.
 Fabric::Volume Fabric::gather_volume(std::span<const double> contribution) const {
@@ -170,6 +182,7 @@ Fabric::Volume Fabric::gather_volume(std::span<const double> contribution) const
       volume.nvlink_all += received;
     }
   }
+  volume.network_rank = std::max(volume.network_rank, as_of_one_nic(volume.network_all));
   return volume;
 }
 
@@ -220,6 +233,7 @@ Fabric::Volume Fabric::exchange_volume(const TrafficMatrix& messages, double byt
                           static_cast<double>(end - first);
     volume.network_rank = std::max(volume.network_rank, uplink);
   }
+  volume.network_rank = std::max(volume.network_rank, as_of_one_nic(volume.network_all));
   return volume;
 }
 

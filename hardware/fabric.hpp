@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -57,6 +58,9 @@ struct LinkSpec {
   Seconds latency_per_doubling{};
   BytesPerSecond bandwidth{};  ///< of the data sheet
   double bandwidth_share = 1;  ///< that large messages reach, in (0, 1]
+  /// What the switches above the domains carry at a time, in one direction, from all domains to all
+  /// others; none: whatever the NICs send.
+  std::optional<BytesPerSecond> spine{};
   std::string source;
 };
 
@@ -106,6 +110,9 @@ extern const Kernel one_shot_all_reduce_kernel;
 ///   time = alpha(op, n, domains) + max over levels of (x + sqrt(ramp x))
 ///   x    = max over ranks of max(sent, received) / (share bandwidth of the level)
 ///
+/// Where the network has a spine, x of the network is no less than what the group sends between
+/// domains, over the spine's bandwidth. Messages straight from one GPU to one other (send) and
+/// collectives beside this one are left out.
 /// alpha = launch + per_gpu (GPUs of the group in one domain - 1), and across domains the network's
 /// latency + latency_per_doubling log2(domains) on top. Both rules are extrapolated beyond what was
 /// measured. x + sqrt(ramp x) is the time of a transfer cut into chunks of the best size: every
@@ -146,6 +153,8 @@ class Fabric {
   };
   Volume gather_volume(std::span<const double> contribution) const;
   Volume exchange_volume(const TrafficMatrix& messages, double bytes) const;
+  /// Bytes of one NIC that take as long as all these on the spine; 0 without a spine.
+  double as_of_one_nic(double on_spine) const;
   CollectiveCost cost(const Kernel&, int gpus, int network_passes, const Volume&) const;
 
   ClusterSpec cluster_;

@@ -252,6 +252,12 @@ refuses "unknown verb" 'no verb "fly"; one of: run, ' fly
 refuses "a misspelt verb" 'no verb "rum"; did you mean "run"\?' rum "$config"
 refuses "a file for a verb" 'good.json is a file; to simulate it: moesim run .*good.json' "$config"
 refuses "unknown option" "bogus" run "$config" --bogus
+refuses "two changes after one --set" 'write --set again before the next: --set /seed=2' run "$config" --set /seed=1 /seed=2
+several=configs/two_models.json
+refuses "several models in a verb of one" 'with --deployment NAME they, .explain. and' explain "$several"
+refuses "steps of several models" '--steps: is of one deployment' run "$several" --steps "$work/steps.csv"
+refuses "an unknown deployment" 'none is called "caht"; there are: chat, code' check "$several" --deployment caht
+refuses "a deployment of one model" 'has no "deployments"; leave out' run "$config" --deployment chat
 refuses "unknown kind" 'no kind "colour"; one of: placement' list colour
 
 # Bad configs: where, what, what would be right.

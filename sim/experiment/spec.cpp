@@ -17,6 +17,7 @@
 #include "sim/experiment/read_phases.hpp"
 #include "sim/experiment/read_placement.hpp"
 #include "sim/experiment/read_serving.hpp"
+#include "sim/experiment/shared_cluster.hpp"
 #include "sim/step/reselection.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
@@ -96,7 +97,9 @@ std::span<const Key> background_keys() {
   static constexpr Form share = form::number(0, 0.99);
   static constexpr Key keys[] = {
       {"nvlink", share, "0", "share of NVLink that other tenants take"},
-      {"network", share, "0", "share of the network that other tenants take"}};
+      {"network", share, "0", "share of the network that other tenants take"},
+      {"spine", form::bytes_per_second, unset("none"),
+       "what other tenants take of the network's spine_bandwidth"}};
   return keys;
 }
 
@@ -114,6 +117,7 @@ std::span<const Key> experiment_keys() {
   static constexpr Form outage = form::object(outage_keys);
   static constexpr Form outages = form::list(outage);
   static constexpr Form two_term_step = form::object(two_term_step_keys);
+  static constexpr Form deployment = form::partial_object(deployment_keys);
   static constexpr Key keys[] = {
       {"engine", form::object(engine_keys), unset("no preset; measured kernels of any engine"),
        "engine whose defaults fill what is left out"},
@@ -161,6 +165,8 @@ std::span<const Key> experiment_keys() {
        "prompt and output tokens of a request; longer requests are rejected"},
       {"pools", form::object(pools_keys), unset("one for both"), "prefill and decode apart"},
       {"kv_transfer", form::object(kv_transfer_keys), "{}", "between pools"},
+      {"deployments", form::list(deployment), unset("one"),
+       "models that share the cluster: each a name, and its own keys"},
       {"slo", form::object(slo_keys), "{}", "objectives that goodput counts"},
       {"measurement", form::object(measurement_keys), "{}", "what the report is of"},
       {"seed", form::integer(0, 9e15), "1", "seed of all random streams"},
@@ -243,6 +249,17 @@ void take_background(const ConfigNode& node, ClusterSpec& cluster) {
     const auto left = [&](const char* level) { return 1 - reader.number(level); };
     cluster.gpu.scale_up_bandwidth = cluster.gpu.scale_up_bandwidth * left("nvlink");
     cluster.network.bandwidth = cluster.network.bandwidth * left("network");
+    if (!reader.optional("spine")) return;
+    const ConfigNode spine = reader.child("spine");
+    const auto taken = spine.quantity<BytesPerSecond>();
+    std::optional<BytesPerSecond>& carries = cluster.network.spine;
+    if (!carries)
+      spine.fail("the cluster does not say what its spine carries; give network/spine_bandwidth");
+    if (taken >= *carries) {
+      spine.fail(fmt::format("{:.4g} GB/s is all of the spine's {:.4g} GB/s; leave some",
+                             taken.value() / 1e9, carries->value() / 1e9));
+    }
+    *carries = *carries - taken;
   });
 }
 
@@ -280,6 +297,9 @@ void read_plan(ConfigReader& reader, PoolSpec& spec) {
   if (reader.optional("instances")) {
     spec.instances = read_instances(reader.child("instances"), spec);
   }
+  // Groups alike exchange at any time of each other's: each has its part.
+  std::optional<BytesPerSecond>& spine = spec.cluster.network.spine;
+  if (spine) *spine = *spine / double(spec.instances);
 }
 
 // A dense model's gating is looked at by nothing.
@@ -582,7 +602,14 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
 }
 
 ExperimentSpec read_spec(const ConfigNode& node, const Policies& policies) {
-  if (node.json().is_object() && node.json().contains("pools")) return read_pools(node, policies);
+  if (!node.json().is_object()) return {node, {read_pool(node, policies)}};
+  if (node.json().contains("deployments")) {
+    node.child("deployments")
+        .fail(
+            "only `moesim run` and `check` take several models; with --deployment NAME they, "
+            "`explain` and `what-if` take one");
+  }
+  if (node.json().contains("pools")) return read_pools(node, policies);
   return {node, {read_pool(node, policies)}};
 }
 

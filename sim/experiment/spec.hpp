@@ -127,8 +127,10 @@ struct PoolSpec {
   ConfigNode node;
 
   // The deployment.
-  std::string engine{};   ///< name and version of the preset, or empty
-  ClusterSpec cluster{};  ///< with the engine's kernels, less what other tenants take of the links
+  std::string engine{};  ///< name and version of the preset, or empty
+  /// With the engine's kernels, less what other tenants take of the links; its spine is one group's
+  /// part.
+  ClusterSpec cluster{};
   MoeModel model{};
   std::filesystem::path model_file{};  ///< of the model; empty where the config holds it
   PrecisionPlan precision{};

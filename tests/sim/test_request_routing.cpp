@@ -25,10 +25,12 @@ using test::config;
 using test::WithinAbs;
 using test::WithinRel;
 
-std::unique_ptr<RequestRouter> router(const std::string& json, int ranks, int experts = 1) {
+std::unique_ptr<RequestRouter> router(const std::string& json, int ranks, int experts = 1,
+                                      int groups = 1) {
   RouterContext context;
   context.ranks = ranks;
   context.experts = experts;
+  context.groups = groups;
   return request_routers().make(config(json), context)();
 }
 
@@ -565,9 +567,8 @@ TEST_CASE("power_of_two never takes the most loaded of distinct loads, and round
 
 TEST_CASE("front ends take groups in turns of their own, and ranks of a group go in turn") {
   constexpr int groups = 5, of_group = 2, front_ends = 3;
-  RouterContext context = context_of(groups * of_group);
-  context.groups = groups;
-  const auto turns = router(R"({"type": "round_robin", "front_ends": 3})", context);
+  const auto turns =
+      router(R"({"type": "round_robin", "front_ends": 3})", groups * of_group, 1, groups);
   const std::vector<RankLoad> ranks = ranks_of(std::vector<std::int64_t>(groups * of_group, 0));
   std::vector<int> group_of;
   std::array<int, groups> served{};

@@ -90,7 +90,8 @@ bool valid(const Json& value, const OrderedJson& rule) {
 }
 
 bool is_experiment(const Json& json) {
-  return json.is_object() && json.contains("workload") && json.contains("cluster");
+  return json.is_object() && json.contains("cluster") &&
+         (json.contains("workload") || json.contains("deployments"));
 }
 
 bool is_sweep(const Json& json) {
@@ -206,6 +207,9 @@ TEST_CASE("what the schema refuses in one place readers refuse too") {
   both_refuse("/overlap=[\"shared_experts\"]");
   both_refuse("/failures=[{\"gpu\": 1}]");
   both_refuse("/pools={}");
+  both_refuse("/deployments={}");
+  both_refuse("/deployments=[{\"name\": 1}]");
+  both_refuse("/deployments=[{\"cluster\": \"h100x8\"}]");
 }
 
 namespace {

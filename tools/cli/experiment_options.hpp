@@ -8,14 +8,16 @@
 #include <CLI/CLI.hpp>
 
 #include "hardware/config.hpp"
+#include "sim/experiment/shared_cluster.hpp"
 
 namespace moesim {
 
-/// The options of every verb that reads one experiment: CONFIG, --set, --seed.
+/// The options of every verb that reads one experiment: CONFIG, --set, --seed, --deployment.
 struct ExperimentOptions {
   std::string config;
   std::vector<std::string> overrides;
   std::optional<std::int64_t> seed;
+  std::string deployment;
 
   void add_to(CLI::App& command) {
     command.add_option("CONFIG", config, "experiment, a JSON file")->required();
@@ -24,6 +26,9 @@ struct ExperimentOptions {
     command.footer(
         "CONFIG's keys, with units and defaults: moesim keys; for editors: moesim keys --schema");
     command.add_option("--seed", seed, "the same as --set /seed=N");
+    command.add_option(
+        "--deployment", deployment,
+        "name of one of the config's deployments, to be looked at without the others");
   }
 
   /// The config with its overrides. Throws ConfigError.
@@ -35,7 +40,10 @@ struct ExperimentOptions {
     }
     for (const std::string& change : overrides) apply_override(json, change);
     if (seed) json["seed"] = *seed;
-    return {std::move(json), file.file()};
+    ConfigNode node(std::move(json), file.file());
+    if (deployment.empty()) return node;
+    if (!is_shared(node)) node.fail("has no \"deployments\"; leave out --deployment");
+    return tenant_experiment(node, deployment);
   }
 };
 

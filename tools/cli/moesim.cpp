@@ -95,6 +95,18 @@ void refuse_unknown_verb(std::string_view word) {
                                                 : fmt::format("did you mean \"{}\"?", nearest)));
 }
 
+// A change of the config that follows another one: --set /a=1 /b=2.
+void refuse_change_without_set(int argc, char** argv) {
+  for (int i = 2; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (!word.starts_with('/') || word.find('=') == word.npos ||
+        argv[i - 1] == std::string_view("--set"))
+      continue;
+    throw ConfigError(
+        fmt::format("--set takes one change; write --set again before the next: --set {}", word));
+  }
+}
+
 int main_with_errors(int argc, char** argv) {
   CLI::App app("moesim: simulates clusters that serve Mixture-of-Experts models", "moesim");
   app.require_subcommand(1);
@@ -109,6 +121,8 @@ int main_with_errors(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
+      refuse_change_without_set(argc, argv);
     const std::string verb = argc > 1 && argv[1][0] != '-' ? fmt::format(" {}", argv[1]) : "";
     fmt::print(stderr, "moesim: {} (see moesim{} --help)\n", visible(one_line(error.what())), verb);
     return 2;

@@ -6,6 +6,7 @@
 
 #include "hardware/parse_json.hpp"
 #include "sim/experiment/experiment.hpp"
+#include "sim/experiment/shared_cluster.hpp"
 #include "tools/config/config_keys.hpp"
 #include "tools/sweep/sweep.hpp"
 
@@ -161,18 +162,28 @@ class Schema {
 OrderedJson experiment_schema(const PolicyRows& policies) {
   const Schema schema(policies);
   OrderedJson root = schema.root("moesim experiment", experiment_keys());
-  // What an EP group needs may stand in "pools", or come from an engine's preset.
-  OrderedJson group = OrderedJson::array(), always = OrderedJson::array();
+  // What an EP group needs may stand in "pools", or come from an engine's preset. What is not the
+  // cluster's may stand in "deployments".
+  const auto is_in = [](std::span<const Key> keys, std::string_view name) {
+    return std::ranges::find(keys, name, &Key::name) != keys.end();
+  };
+  OrderedJson always = OrderedJson::array(), one = OrderedJson::array(), group = one;
   for (const Key& key : experiment_keys()) {
     if (!is_required(key)) continue;
-    const bool of_group =
-        std::ranges::find(group_keys(), key.name, &Key::name) != group_keys().end();
-    (of_group ? group : always).push_back(key.name);
+    (is_in(group_keys(), key.name)        ? group
+     : is_in(deployment_keys(), key.name) ? one
+                                          : always)
+        .push_back(key.name);
   }
+  const auto with = [&](OrderedJson names) {
+    names.insert(names.end(), one.begin(), one.end());
+    return OrderedJson{{"required", std::move(names)}};
+  };
   root["required"] = always;
-  root["anyOf"] = {{{"required", group}},
-                   {{"required", OrderedJson::array({"pools"})}},
-                   {{"required", OrderedJson::array({"engine"})}}};
+  root["anyOf"] = {with(group),
+                   with(OrderedJson::array({"pools"})),
+                   with(OrderedJson::array({"engine"})),
+                   {{"required", OrderedJson::array({"deployments"})}}};
   root["$defs"] = schema.definitions();
   return root;
 }

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "sim/experiment/experiment.hpp"
-#include "sim/report/report.hpp"
+#include "sim/report/cluster_report.hpp"
 #include "tools/config/config_keys.hpp"
 #include "tools/sweep/sweep.hpp"
 
@@ -116,9 +116,10 @@ std::string_view better_text(Better better) {
   return "";
 }
 
-std::string report_section() {
-  std::string text = "## Reports\n\n| key | unit | better | meaning |\n|---|---|---|---|\n";
-  for (const ReportKey& key : report_keys()) {
+std::string report_section(std::string_view title, const std::vector<ReportKey>& keys) {
+  std::string text =
+      fmt::format("## {}\n\n| key | unit | better | meaning |\n|---|---|---|---|\n", title);
+  for (const ReportKey& key : keys) {
     text += fmt::format("| `{}` | {} | {} | {} |\n", key.pointer, cell(key.unit),
                         better_text(key.better), cell(key.meaning));
   }
@@ -129,9 +130,10 @@ std::string report_section() {
 
 std::string keys_markdown(const PolicyRows& policies) {
   std::vector<KeyTable> shown;
-  return fmt::format("{}{}{}## Sweeps\n\n{}{}\n{}", introduction, experiment_sections(),
+  return fmt::format("{}{}{}## Sweeps\n\n{}{}\n{}\n{}", introduction, experiment_sections(),
                      policy_sections(policies), key_heads, rows_of(sweep_keys(), "/", shown),
-                     report_section());
+                     report_section("Reports", report_keys()),
+                     report_section("Reports with deployments", cluster_report_keys()));
 }
 
 }  // namespace moesim

@@ -3,18 +3,26 @@
 
 #include <fmt/format.h>
 
-#include "sim/report/report.hpp"
+#include "sim/report/cluster_report.hpp"
 #include "tools/cli/output.hpp"
 
 namespace moesim {
 
-std::string report_keys_text() {
+namespace {
+
+std::string text_of(const std::vector<ReportKey>& keys) {
   std::string text;
-  for (const ReportKey& key : report_keys()) {
+  for (const ReportKey& key : keys) {
     const std::string unit = key.unit.empty() ? "" : fmt::format("{}: ", key.unit);
     text += wrapped(fmt::format("{:<52} {}{}", key.pointer, unit, key.meaning), 100, 53) + '\n';
   }
   return text;
+}
+
+}  // namespace
+
+std::string report_keys_text() {
+  return text_of(report_keys()) + "\nwith \"deployments\"\n" + text_of(cluster_report_keys());
 }
 
 }  // namespace moesim

@@ -5,6 +5,7 @@
 
 #include "models/quantization.hpp"
 #include "sim/experiment/experiment.hpp"
+#include "sim/experiment/shared_cluster.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/remarks.hpp"
@@ -55,6 +56,27 @@ std::string tiers_of(const Deployment& e) {
   return text;
 }
 
+std::string text_of(const Experiment& experiment, bool precision_given) {
+  const Deployment& e = experiment.decode();
+  const int slots = e.placement.empty() ? 0 : e.placement.front().slots();
+  const ParameterCount parameters = count_parameters(e.model);
+  const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
+  return fmt::format(
+             "{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
+             "precision: {} ({})\n"
+             "{} slots per layer ({:.4g}x)\n"
+             "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
+             "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank{}\n",
+             e.model.name, parameters.total / 1e9, parameters.active / 1e9, gpus_of(experiment),
+             e.cluster.name, precision_text(e.precision),
+             precision_given ? "as given" : "as the model's files say", slots,
+             e.replication_effective,
+             gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
+             gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights), gb(e.memory.kv),
+             e.memory.kv_blocks, e.kv_layout.block_tokens, stripes_text(e.parallel)) +
+         ffn_text(e) + tiers_of(e);
+}
+
 }  // namespace
 
 Action setup_check(CLI::App& command) {
@@ -62,25 +84,22 @@ Action setup_check(CLI::App& command) {
   options->add_to(command);
   return [options] {
     TraceLibrary traces(TraceLibrary::Holds::outlines);
-    const Experiment experiment = Remarks().say_of(load_experiment(options->read(), traces));
-    const Deployment& e = experiment.decode();
-    const bool given = options->read().json().contains("precision");
-    const int slots = e.placement.empty() ? 0 : e.placement.front().slots();
-    const ParameterCount parameters = count_parameters(e.model);
-    const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
-    print(fmt::format(
-              "{}: valid\n{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
-              "precision: {} ({})\n"
-              "{} slots per layer ({:.4g}x)\n"
-              "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
-              "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank{}\n",
-              options->config, e.model.name, parameters.total / 1e9, parameters.active / 1e9,
-              gpus_of(experiment), e.cluster.name, precision_text(e.precision),
-              given ? "as given" : "as the model's files say", slots, e.replication_effective,
-              gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
-              gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights), gb(e.memory.kv),
-              e.memory.kv_blocks, e.kv_layout.block_tokens, stripes_text(e.parallel)) +
-          ffn_text(e) + tiers_of(e));
+    Remarks remarks;
+    const ConfigNode config = options->read();
+    const auto checked = [&](const ConfigNode& one) {
+      const Experiment experiment = remarks.say_of(load_experiment(one, traces));
+      return text_of(experiment, one.json().contains("precision"));
+    };
+    std::string text;
+    if (is_shared(config)) {
+      for (const Tenant& tenant : read_shared_cluster(config).tenants) {
+        text += fmt::format("\n{}, GPUs {} to {}\n{}", tenant.name, tenant.first_gpu,
+                            tenant.first_gpu + tenant.gpus - 1, checked(tenant.experiment));
+      }
+    } else {
+      text = checked(config);
+    }
+    print(fmt::format("{}: valid\n{}", options->config, text));
     return 0;
   };
 }

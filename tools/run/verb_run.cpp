@@ -10,6 +10,7 @@
 #include <tbb/global_control.h>
 
 #include "hardware/at.hpp"
+#include "sim/serving/shared_run.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/launch.hpp"
@@ -20,6 +21,7 @@
 #include "tools/cli/table.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/run/cluster_text.hpp"
 #include "tools/run/event_log.hpp"
 #include "tools/run/intervals.hpp"
 #include "tools/run/run_csv.hpp"
@@ -491,6 +493,15 @@ std::string trust_of(const OrderedJson& document, const Experiment& e) {
   return trust_line({{"breakdown", Json(document["breakdown"])}}, e.config);
 }
 
+std::string trust_of(const ClusterReport& report) {
+  std::vector<Json> breakdowns;
+  for (const auto& [name, one] : report.deployments)
+    breakdowns.push_back({{"breakdown", Json(one.report.document()["breakdown"])}});
+  std::vector<const Json*> all;
+  for (const Json& one : breakdowns) all.push_back(&one);
+  return trust_line_over(all, engine_of(report.context.config));
+}
+
 // A script should not take it for a result that no request was served.
 bool all_rejected(const Metrics& metrics) {
   return metrics.rejected > 0 && metrics.completed == 0 &&
@@ -539,6 +550,41 @@ void require_different(std::initializer_list<NamedOutput> files) {
   }
 }
 
+// What is written of one run.
+void refuse_options_of_one_run(const RunOptions& options) {
+  const std::pair<const char*, bool> of_one_run[] = {
+      {"--requests", !options.requests.empty()}, {"--steps", !options.steps.empty()},
+      {"--events", !options.events.empty()},     {"--timeline", !options.timeline.empty()},
+      {"--launch", !options.launch.empty()},     {"--intervals", options.intervals}};
+  for (const auto& [option, given] : of_one_run) {
+    if (!given) continue;
+    throw ConfigError(fmt::format(
+        "{}: is of one deployment, and the config has several; name it with --deployment", option));
+  }
+}
+
+// Several models on one cluster.
+int run_deployments(const RunOptions& options, const ConfigNode& config) {
+  refuse_options_of_one_run(options);
+  TraceLibrary traces;
+  Remarks remarks;
+  const auto start = std::chrono::steady_clock::now();
+  ProgressBar progress("requests");
+  const ClusterReport report = run_shared(
+      read_shared_cluster(config), traces, {},
+      [&](std::int64_t finished, std::int64_t expected) { progress.update(finished, expected); },
+      [&](const Experiment& experiment) { remarks.say_of(experiment); });
+  progress.finish();
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
+  const std::string json = report.document().dump(1) + "\n";
+  if (!options.profile.empty())
+    write_file(options.profile, profile_of(report.work, wall.count()).dump(1) + "\n");
+  if (!options.report.empty()) write_file(options.report, json);
+  print(options.json ? json : cluster_text(report) + trust_of(report));
+  const auto served = [](const auto& named) { return !all_rejected(named.second.report.metrics); };
+  return std::ranges::all_of(report.deployments, served) ? 0 : 3;
+}
+
 int run_experiment(const RunOptions& options) {
   const auto threads = static_cast<std::size_t>(
       options.threads > 0 ? options.threads
@@ -553,8 +599,9 @@ int run_experiment(const RunOptions& options) {
                      {"--steps", options.steps},
                      {"--events", options.events},
                      {"--timeline", options.timeline}});
-  TraceLibrary traces;
   const ConfigNode config = options.experiment.read();
+  if (is_shared(config)) return run_deployments(options, config);
+  TraceLibrary traces;
   Remarks remarks;
   const Experiment experiment = remarks.say_of(load_experiment(config, traces));
   std::optional<Timeline> timeline;

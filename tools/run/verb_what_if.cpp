@@ -50,6 +50,7 @@ void add_copies(Json& config, int redundant, int experts) {
                       "several EP ranks; give --ep on too");
   }
   if (!group.contains("placement")) group["placement"] = config.value("placement", Json::object());
+  if (!group["placement"].contains("type")) group["placement"]["type"] = "eplb";
   group["placement"]["replication"] = 1 + double(redundant) / experts;
 }
 

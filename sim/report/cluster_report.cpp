@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/report/cluster_report.hpp"
+
+namespace moesim {
+
+using enum Better;
+
+const std::vector<Field<AloneStats>>& fields_of(const AloneStats*) {
+  using S = AloneStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("median_ttft_ms", &S::median_ttft_ms, "median time to first token", "ms", less)
+          .add("median_tpot_ms", &S::median_tpot_ms, "median time per output token", "ms", less)
+          .add("output_throughput", &S::output_throughput, "tokens emitted", "tokens/s", more)
+          .add("request_goodput", &S::request_goodput,
+               "requests that finish within every objective of the SLO", "1/s", more);
+  return rows;
+}
+
+const std::vector<Field<DeploymentStats>>& fields_of(const DeploymentStats*) {
+  using S = DeploymentStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("model", &S::model, "name of the model")
+          .add("first_gpu", &S::first_gpu, "the deployment's first GPU in the cluster")
+          .add("gpus", &S::gpus, "GPUs of the deployment")
+          .add("spine_bytes_per_s", &S::spine_bytes_per_s,
+               "mean traffic between NVLink domains: exchanges, all-reduces, KV caches", "B/s")
+          .add("others_spine_bytes_per_s", &S::others_spine_bytes_per_s,
+               "traffic of other deployments that the run was charged with", "B/s")
+          .add("alone", &S::alone, "the same deployment without the others")
+          .add(
+              "report", [](const S& stats) { return stats.report.document(); },
+              "the deployment's own report, with the keys of a report");
+  return rows;
+}
+
+const std::vector<Field<SpineStats>>& fields_of(const SpineStats*) {
+  using S = SpineStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("bandwidth", &S::bandwidth, "what the spine carries in one direction", "B/s")
+          .add("background", &S::background, "what background/spine takes of the bandwidth", "B/s")
+          .add("load", &S::load,
+               "mean traffic of all deployments and the background, of the bandwidth", "share",
+               less)
+          .add("runs", &S::runs, "runs until traffic and slow-downs agreed")
+          .add("residual", &S::residual,
+               "largest difference between the traffic charged and the traffic of the last runs",
+               "share", less);
+  return rows;
+}
+
+const std::vector<Field<ClusterStats>>& fields_of(const ClusterStats*) {
+  using S = ClusterStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("cluster", &S::cluster, "name of the cluster")
+          .add("gpus", &S::gpus, "GPUs of the cluster")
+          .add("gpus_used", &S::gpus_used, "GPUs of all deployments")
+          .add("request_throughput", &S::request_throughput, "sum over deployments", "1/s", more)
+          .add("request_goodput", &S::request_goodput, "sum over deployments", "1/s", more)
+          .add("output_throughput", &S::output_throughput, "sum over deployments", "tokens/s", more)
+          .add("total_token_throughput", &S::total_token_throughput, "sum over deployments",
+               "tokens/s", more)
+          .add("tokens_per_s_per_gpu", &S::tokens_per_s_per_gpu,
+               "output_throughput / GPUs of the cluster", "tokens/s", more)
+          .add("spine_bytes_per_s", &S::spine_bytes_per_s, "sum over deployments", "B/s")
+          .add_if_any("spine", &S::spine, "where the cluster gives network/spine_bandwidth");
+  return rows;
+}
+
+const std::vector<Field<ClusterContext>>& fields_of(const ClusterContext*) {
+  using S = ClusterContext;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("moesim", &S::moesim, "version of the simulator")
+          .add("config", &S::config, "the experiment as written: runs again");
+  return rows;
+}
+
+const std::vector<Field<ClusterReport>>& fields_of(const ClusterReport*) {
+  using S = ClusterReport;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("context", &S::context, "what was run")
+          .add("cluster", &S::cluster, "all deployments together")
+          .add("deployments", &S::deployments, "a model on its GPUs")
+          .each("NAME");
+  return rows;
+}
+
+OrderedJson ClusterReport::document() const {
+  OrderedJson json = fields::written(*this);
+  check(all_numbers_finite(json), "a report holds a number that is not finite");
+  return json;
+}
+
+const std::vector<ReportKey>& cluster_report_keys() {
+  static const std::vector<ReportKey> keys = [] {
+    std::vector<ReportKey> all;
+    fields::document<ClusterReport>(all, {}, "");
+    return all;
+  }();
+  return keys;
+}
+
+namespace {
+
+double network_bytes(const PoolStats& pool) {
+  const CommunicationStats& sent = pool.communication;
+  return sent.dispatch.all.network_bytes + sent.combine.all.network_bytes +
+         sent.tp_all_reduce.network_bytes;
+}
+
+}  // namespace
+
+BytesPerSecond mean_network_rate(const Report& report) {
+  const double seconds = report.metrics.duration_s;
+  double of_steps = network_bytes(report.pool), of_kv = 0;
+  if (report.pools) {
+    of_steps += network_bytes(report.pools->prefill.pool);
+    const KvTransferStats& kv = report.pools->kv_transfer;
+    if (kv.level == "network" && kv.transfers > 0)
+      of_kv = kv.bytes / double(kv.transfers) * report.metrics.request_throughput;
+  }
+  return BytesPerSecond((seconds > 0 ? of_steps / seconds : 0) + of_kv);
+}
+
+ClusterStats totals_of(const Named<DeploymentStats>& deployments) {
+  ClusterStats sum;
+  for (const auto& [name, one] : deployments) {
+    const Metrics& metrics = one.report.metrics;
+    sum.gpus_used += one.gpus;
+    sum.request_throughput += metrics.request_throughput;
+    sum.request_goodput += metrics.request_goodput;
+    sum.output_throughput += metrics.output_throughput;
+    sum.total_token_throughput += metrics.total_token_throughput;
+    sum.spine_bytes_per_s += one.spine_bytes_per_s;
+  }
+  return sum;
+}
+
+}  // namespace moesim
