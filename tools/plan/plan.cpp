@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <set>
 #include <utility>
@@ -123,6 +124,7 @@ class Search {
 
   // Of the best runs each shape once, and of each kind at least one.
   void join(std::vector<SloRun> found) {
+    for (const SloRun& run : found) known_.insert(sampled(without_load(run.config)).dump());
     join_best(leaders_, std::move(found));
     if (leaders_.size() <= kept) return;
     constexpr auto last = static_cast<std::ptrdiff_t>(kept) - 1;
@@ -193,22 +195,34 @@ class Search {
       if (lifted[i] && lifted[i]->goodput > 0) lifted[i]->goodput = best_bound;
     }
     const double to_beat = leaders_.empty() ? 0 : worth_a_search * leaders_.front().trial.goodput;
-    if (!look_at(together, lifted, all, to_beat) && to_beat > 0 && !plan_.stopped)
-      look_at(together, lifted, plain, 0);
+    SloSearch of_all = search_together(together, lifted, all);
+    of_all.to_beat = to_beat;
+    if (look_at(of_all) || to_beat == 0 || plan_.stopped) return;
+    SloSearch of_plain = search_together(together, lifted, plain);
+    double promised = 0;
+    for (const std::size_t i : plain)
+      promised = std::max(promised, bounds[i] ? bounds[i]->goodput : 0);
+    of_plain.start = std::min(promised, to_beat);
+    // Where all leaders are better there is room for one.
+    if (leaders_.size() == kept && leaders_.back().per_second() >= to_beat) of_plain.runners_up = 0;
+    look_at(of_plain);
   }
 
-  // Looks among some of the shapes that prefill and decode in one group for what beats that many
-  // requests/s. Whether any does.
-  bool look_at(const std::vector<Json>& together,
-               const std::vector<std::optional<TuneBound>>& bounds,
-               const std::vector<std::size_t>& some, double to_beat) {
+  // Of some of the shapes that prefill and decode in one group.
+  SloSearch search_together(const std::vector<Json>& together,
+                            const std::vector<std::optional<TuneBound>>& bounds,
+                            const std::vector<std::size_t>& some) const {
     std::vector<Json> places;
     for (const std::size_t i : some) places.push_back(together[i]);
     SloSearch slo = search_over(std::move(places), short_stays);
     for (const std::size_t i : some) slo.bounds.push_back(bounds[i]);
     slo.bound_margin = bound_margin;
-    slo.to_beat = to_beat;
     slo.near_misses = leaders_.empty();
+    return slo;
+  }
+
+  // Whether anything is found.
+  bool look_at(const SloSearch& slo) {
     SloResult result = search_slo(slo, traces_, remarks_, begin("prefill and decode together"));
     count(result);
     const bool found = !result.found.empty();
@@ -246,18 +260,24 @@ class Search {
     const bool apart = is_apart(leaders_.front().config);
     const double best = leaders_.front().per_second();
     for (const bool kind : {apart, !apart}) {
-      std::vector<Json> places;
+      std::vector<Json> places, known;
       double to_beat = 0;
       std::size_t chosen = 0;
       for (const SloRun& leader : leaders_) {
         if (is_apart(leader.config) != kind || leader.per_second() < near_best * best) continue;
         to_beat = std::max(to_beat, leader.trial.goodput);
         if (chosen++ == (kind == apart ? varied : 1)) break;
-        for (Json& place : vary(without_load(leader.config), leader))
-          places.push_back(sampled(std::move(place)));
+        for (Json& place : vary(without_load(leader.config), leader)) {
+          place = sampled(std::move(place));
+          (known_.contains(place.dump()) ? known : places).push_back(std::move(place));
+        }
       }
       if (places.empty() || plan_.stopped) continue;
-      SloSearch slo = search_over(std::move(places), short_stays);
+      const std::size_t first = known.size();
+      std::ranges::move(places, std::back_inserter(known));
+      SloSearch slo = search_over(std::move(known), short_stays);
+      // What an earlier stage found bears no more now.
+      slo.bounds.assign(first, TuneBound{});
       slo.bound_margin = bound_margin;
       slo.to_beat = to_beat;
       slo.runners_up = 0;
@@ -379,8 +399,8 @@ class Search {
       const Json deployment = without_load(leader.config);
       Json& place = places.emplace_back(exact_is_quick(leader) ? deployment : sampled(deployment));
       vary_routing(place, leader);
-      // What a short run bears is a little more than what lasts.
-      loads.push_back(.97 * leader.per_second());
+      // What a short run bears is a little more than what lasts, unless pools bound it closely.
+      loads.push_back((is_apart(leader.config) ? 1 : .97) * leader.per_second());
     }
     const SloSearch slo = long_runs(std::move(places), 1);
     SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("long runs"));
@@ -462,6 +482,7 @@ class Search {
   std::optional<RateLadder> ladder_;
   std::vector<SloRun> leaders_, nearest_;
   std::vector<SloRun> reserve_;  // short runs of what leaders left no room for
+  std::set<std::string> known_;  // deployments whose heaviest load in short runs is known
   Plan plan_;
 };
 
