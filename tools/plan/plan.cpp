@@ -5,7 +5,6 @@
 #include <array>
 #include <cmath>
 #include <functional>
-#include <iterator>
 #include <limits>
 #include <set>
 #include <utility>
@@ -124,7 +123,6 @@ class Search {
 
   // Of the best runs each shape once, and of each kind at least one.
   void join(std::vector<SloRun> found) {
-    for (const SloRun& run : found) known_.insert(sampled(without_load(run.config)).dump());
     join_best(leaders_, std::move(found));
     if (leaders_.size() <= kept) return;
     constexpr auto last = static_cast<std::ptrdiff_t>(kept) - 1;
@@ -260,24 +258,18 @@ class Search {
     const bool apart = is_apart(leaders_.front().config);
     const double best = leaders_.front().per_second();
     for (const bool kind : {apart, !apart}) {
-      std::vector<Json> places, known;
+      std::vector<Json> places;
       double to_beat = 0;
       std::size_t chosen = 0;
       for (const SloRun& leader : leaders_) {
         if (is_apart(leader.config) != kind || leader.per_second() < near_best * best) continue;
         to_beat = std::max(to_beat, leader.trial.goodput);
         if (chosen++ == (kind == apart ? varied : 1)) break;
-        for (Json& place : vary(without_load(leader.config), leader)) {
-          place = sampled(std::move(place));
-          (known_.contains(place.dump()) ? known : places).push_back(std::move(place));
-        }
+        for (Json& place : vary(without_load(leader.config), leader))
+          places.push_back(sampled(std::move(place)));
       }
       if (places.empty() || plan_.stopped) continue;
-      const std::size_t first = known.size();
-      std::ranges::move(places, std::back_inserter(known));
-      SloSearch slo = search_over(std::move(known), short_stays);
-      // What an earlier stage found bears no more now.
-      slo.bounds.assign(first, TuneBound{});
+      SloSearch slo = search_over(std::move(places), short_stays);
       slo.bound_margin = bound_margin;
       slo.to_beat = to_beat;
       slo.runners_up = 0;
@@ -482,7 +474,6 @@ class Search {
   std::optional<RateLadder> ladder_;
   std::vector<SloRun> leaders_, nearest_;
   std::vector<SloRun> reserve_;  // short runs of what leaders left no room for
-  std::set<std::string> known_;  // deployments whose heaviest load in short runs is known
   Plan plan_;
 };
 
