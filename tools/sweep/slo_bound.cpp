@@ -148,33 +148,23 @@ double mixed_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengt
   const auto mixed = [&](int batch, int tokens) {
     return step_seconds(e, StepKind::mixed, batch, context, tokens, lengths.prompt);
   };
-  const int fitting = static_cast<int>(chunk / (1 + prompt_per_decode));
-  const int largest = std::max(1, std::min(most_sequences(e, context), fitting));
-  // A step with a bunch of prompt tokens, up to so many: a straight line through the smallest batch
-  // and the largest, as such a step holds about as many tokens whatever its batch.
-  const auto with_bunch = [&](int most) {
-    const auto step = [&](int batch) { return mixed(batch, std::min(chunk - batch, most)); };
-    const double alone = step(1), slope = largest > 1 ? (step(largest) - alone) / (largest - 1) : 0;
-    return [=](int batch) { return alone + slope * (batch - 1); };
-  };
-  const auto with_prompt = with_bunch(static_cast<int>(lengths.prompt));
-  const auto with_chunk = with_bunch(chunk);
   const auto gap = [&](int batch) {
     const double tokens = batch * prompt_per_decode;
     double seconds = mixed(batch, std::max(1, static_cast<int>(tokens)));
     const double pure = priced_step(e, StepKind::decode, batch, context, 0).cost.total.count();
     const int whole = chunk - batch, prompt = std::min(whole, static_cast<int>(lengths.prompt));
-    const auto in_bunches = [&](int bunch, double step) {
+    for (const int bunch : {prompt, whole}) {
+      if (bunch <= tokens) continue;
       const double share = tokens / bunch;
-      if (share < 1) seconds = std::min(seconds, (1 - share) * pure + share * step);
-    };
-    in_bunches(prompt, with_prompt(batch));
-    in_bunches(whole, with_chunk(batch));
+      seconds = std::min(seconds, (1 - share) * pure + share * mixed(batch, bunch));
+    }
     return seconds / emitted;
   };
   const auto rate = [&](int batch, double time) {
     return e.ranks() * batch / (time * (lengths.output - 1));
   };
+  const int fitting = static_cast<int>(chunk / (1 + prompt_per_decode));
+  const int largest = std::max(1, std::min(most_sequences(e, context), fitting));
   const double limit = limit_of(slo);
   const TuneBound bound = most_of(largest, limit, gap, rate);
   // Where a batch of one misses the limit, fewer than one decode at a time, which is less.
