@@ -12,10 +12,11 @@ constexpr Seconds rounding{1e-9};
 
 }  // namespace
 
-SloWatch::SloWatch(const Experiment& experiment, double attainment)
+SloWatch::SloWatch(const Experiment& experiment, double attainment, bool from_start)
     : deployment_(experiment.decode()),
       loosest_(deployment_.loosest_slo()),
       may_miss_(1 - attainment),
+      from_start_(from_start),
       warmup_(static_cast<std::int64_t>(deployment_.warmup *
                                         static_cast<double>(deployment_.workload.requests))) {}
 
@@ -78,8 +79,9 @@ void SloWatch::decide(std::uint32_t id, bool met) {
   if (begin_ && fate.arrival >= *begin_) ++missed_while_measured_;
   // A run that turns out too short is measured whole.
   const bool whole_too = double(missed_) > may_miss_ * double(deployment_.workload.requests);
-  if (begin_ && whole_too && double(missed_while_measured_) > may_miss_ * double(measured_))
-    throw SloMissed{double(met_) / double(met_ + missed_)};
+  const bool measured_too =
+      from_start_ || (begin_ && double(missed_while_measured_) > may_miss_ * double(measured_));
+  if (whole_too && measured_too) throw SloMissed{double(met_) / double(met_ + missed_)};
 }
 
 }  // namespace moesim

@@ -22,7 +22,10 @@ struct SloMissed {
 /// if it still runs. The experiment outlives the watch and has a number of requests.
 class SloWatch : public RunObserver {
  public:
-  SloWatch(const Experiment&, double attainment);
+  /// `from_start`: what comes before the warm-up has ended counts too, and so a run ends as soon as
+  /// too many of all its requests have missed. That is sound where the first requests fare best: in
+  /// a run that begins with nothing in flight and has no caches to fill.
+  SloWatch(const Experiment&, double attainment, bool from_start = false);
 
   void event(const EventSeen&) override;
   void first_token(std::uint32_t id, const RequestRecord&) override;
@@ -49,6 +52,7 @@ class SloWatch : public RunObserver {
   const Deployment& deployment_;
   Slo loosest_;      // as a request arrives its class is not known
   double may_miss_;  // share of the requests
+  bool from_start_;
   std::int64_t warmup_;
   std::int64_t left_ = 0, met_ = 0, missed_ = 0, missed_while_measured_ = 0;
   std::optional<Time> begin_;

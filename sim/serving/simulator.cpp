@@ -668,7 +668,11 @@ ExplainedStep explain_step(const Deployment& deployment, StepKind kind, int sequ
 
 ExplainedStep estimate_step(const Deployment& deployment, StepKind kind, int sequences_per_rank,
                             int context, int prefill_tokens) {
-  constexpr int priced = 8;
+  // Layers of large steps differ little from each other, and take long.
+  constexpr std::int64_t few_tokens = 1 << 16;
+  const std::int64_t tokens =
+      std::int64_t{deployment.parallel.dp} * (sequences_per_rank + prefill_tokens);
+  const int priced = tokens <= few_tokens ? 8 : 4;
   const int layers = deployment.model.moe_layers();
   const int first = std::max(0, layers - priced) / 2;
   StepModel model = step_model(deployment);

@@ -24,8 +24,8 @@ struct Watched {
   int events = 0;
 };
 
-Watched watch(const Experiment& experiment) {
-  SloWatch watch(experiment, attainment);
+Watched watch(const Experiment& experiment, bool from_start = false) {
+  SloWatch watch(experiment, attainment, from_start);
   Events events;
   const std::array<RunObserver*, 2> observers{&events, &watch};
   try {
@@ -93,6 +93,32 @@ TEST_CASE("an overloaded run is given up long before its backlog is served") {
   const Watched watched = watch(e);
   CHECK(watched.given_up);
   CHECK(watched.events < events_of(e) * 3 / 4);
+}
+
+TEST_CASE("counted from the start, a run is given up if too many of all its requests miss") {
+  int sooner = 0;
+  for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+    CAPTURE(seed);
+    Rng rng(seed, "test/slo_watch from the start");
+    const double rate = 500 * std::exp2(6 * rng.uniform());
+    Json json{{"seed", seed},
+              {"slo", random_slo(rng)},
+              {"measurement", {{"warmup", .5}}},
+              {"workload",
+               {{"arrivals",
+                 {{"type", "poisson"},
+                  {"rate", fmt::format("{:.0f} /s", rate)},
+                  {"concurrency", nullptr}}},
+                {"requests", 150}}}};
+    const Experiment e = test::load_tiny(json);
+    const Watched watched = watch(e, true), by_default = watch(e);
+    CHECK(watched.events <= by_default.events);
+    CHECK(watched.given_up >= by_default.given_up);
+    sooner += watched.events < by_default.events;
+    json["measurement"]["warmup"] = 0;
+    CHECK(watched.given_up == watch(test::load_tiny(json)).given_up);
+  }
+  CHECK(sooner > 5);
 }
 
 }  // namespace

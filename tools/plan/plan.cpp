@@ -193,22 +193,34 @@ class Search {
       if (lifted[i] && lifted[i]->goodput > 0) lifted[i]->goodput = best_bound;
     }
     const double to_beat = leaders_.empty() ? 0 : worth_a_search * leaders_.front().trial.goodput;
-    if (!look_at(together, lifted, all, to_beat) && to_beat > 0 && !plan_.stopped)
-      look_at(together, lifted, plain, 0);
+    SloSearch of_all = search_together(together, lifted, all);
+    of_all.to_beat = to_beat;
+    if (look_at(of_all) || to_beat == 0 || plan_.stopped) return;
+    SloSearch of_plain = search_together(together, lifted, plain);
+    double promised = 0;
+    for (const std::size_t i : plain)
+      promised = std::max(promised, bounds[i] ? bounds[i]->goodput : 0);
+    of_plain.start = std::min(promised, to_beat);
+    // Where all leaders are better there is room for one.
+    if (leaders_.size() == kept && leaders_.back().per_second() >= to_beat) of_plain.runners_up = 0;
+    look_at(of_plain);
   }
 
-  // Looks among some of the shapes that prefill and decode in one group for what beats that many
-  // requests/s. Whether any does.
-  bool look_at(const std::vector<Json>& together,
-               const std::vector<std::optional<TuneBound>>& bounds,
-               const std::vector<std::size_t>& some, double to_beat) {
+  // Of some of the shapes that prefill and decode in one group.
+  SloSearch search_together(const std::vector<Json>& together,
+                            const std::vector<std::optional<TuneBound>>& bounds,
+                            const std::vector<std::size_t>& some) const {
     std::vector<Json> places;
     for (const std::size_t i : some) places.push_back(together[i]);
     SloSearch slo = search_over(std::move(places), short_stays);
     for (const std::size_t i : some) slo.bounds.push_back(bounds[i]);
     slo.bound_margin = bound_margin;
-    slo.to_beat = to_beat;
     slo.near_misses = leaders_.empty();
+    return slo;
+  }
+
+  // Whether anything is found.
+  bool look_at(const SloSearch& slo) {
     SloResult result = search_slo(slo, traces_, remarks_, begin("prefill and decode together"));
     count(result);
     const bool found = !result.found.empty();
@@ -379,8 +391,8 @@ class Search {
       const Json deployment = without_load(leader.config);
       Json& place = places.emplace_back(exact_is_quick(leader) ? deployment : sampled(deployment));
       vary_routing(place, leader);
-      // What a short run bears is a little more than what lasts.
-      loads.push_back(.97 * leader.per_second());
+      // What a short run bears is a little more than what lasts, unless pools bound it closely.
+      loads.push_back((is_apart(leader.config) ? 1 : .97) * leader.per_second());
     }
     const SloSearch slo = long_runs(std::move(places), 1);
     SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("long runs"));
