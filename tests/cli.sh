@@ -348,6 +348,13 @@ refuses "a sweep run as an experiment" 'this is a sweep, not an experiment' run 
 refuses "keys of nothing" 'no policy "plcement"; did you mean "placement"\?' keys plcement
 refuses "keys of a misspelt policy" 'did you mean "metro"\?' keys metor
 
+# A batch that holds the same recording several times activates too few experts, and the run says so.
+few_recordings() { "$moesim" run configs/quick.json --set /workload/requests=256 "$@" 2>&1 >/dev/null | grep -q "more requests are in flight than the"; }
+few_recordings --set /workload/gating/requests=96 || fail "48 recordings for 256 requests in flight: not a word"
+few_recordings && fail "recordings for all requests in flight: a warning"
+"$moesim" what-if configs/engine_gpt_oss.json --engine sglang --json >"$work/out" 2>"$work/err" && grep -q '/engine/version' "$work/out" ||
+  fail "what-if --engine: $(cat "$work/err")"
+
 # Published figures: exit 3 when a verdict is not the one in the file.
 refuses "no figure" 'expected names of figures, or --all' reproduce
 refuses "an unknown figure" 'no figure is called' reproduce fig_0

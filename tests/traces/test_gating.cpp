@@ -6,6 +6,8 @@
 #include <numeric>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "sim/placement/placement.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"

@@ -50,8 +50,10 @@ void add_copies(Json& config, int redundant, int experts) {
                       "several EP ranks; give --ep on too");
   }
   if (!group.contains("placement")) group["placement"] = config.value("placement", Json::object());
-  if (!group["placement"].contains("type")) group["placement"]["type"] = "eplb";
-  group["placement"]["replication"] = 1 + double(redundant) / experts;
+  Json& placement = group["placement"];
+  if (placement.is_string()) placement = {{"type", std::string(placement)}};
+  if (!placement.contains("type")) placement["type"] = "eplb";
+  placement["replication"] = 1 + double(redundant) / experts;
 }
 
 void route_by_metro(Json& config) {
