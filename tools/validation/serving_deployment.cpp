@@ -230,10 +230,11 @@ Json pool_json(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes)
   Json pool{{"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", expert_ranks(plan)}}},
             {"instances", plan.workers}};
   // Dynamo's frontend takes workers in turn. srt-slurm puts ten of them behind nginx, each with a
-  // turn of its own, but for the machine of the H200s (enable_multiple_frontends of its recipes).
+  // turn of its own, but for vLLM and the machine of the H200s (enable_multiple_frontends of their
+  // recipes).
   pool["request_routing"] = {{"type", "round_robin"}};
-  if (client_of(point).recipe && !point.gpu.starts_with("H200"))
-    pool["request_routing"]["front_ends"] = 10;
+  const bool one = engine_of(point).name == "vllm" || point.gpu.starts_with("H200");
+  if (client_of(point).recipe && !one) pool["request_routing"]["front_ends"] = 10;
   if (plan.dp > 1 && sends_tokens(point)) pool["dispatch"] = dispatch_of_pool(point);
   const int seats = decodes && plan.batch > 0 ? decode_seats(point, plan) : 0;
   if (!decodes) pool["scheduling"] = prefill_limits(point, plan);
