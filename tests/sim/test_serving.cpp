@@ -535,13 +535,14 @@ TEST_CASE("rows of deployments apart are two points each, with both sides' worke
 }
 
 // Workers of `dp` attention ranks, of which every one decodes `batch` sequences.
-Json pools_of(const char* gpu, const char* engine, int dp, int batch) {
+Json pools_of(const char* gpu, const char* engine, int dp, int batch,
+              const char* precision = "fp8_block") {
   MeasuredPoint point;
   point.category = "disaggregated";
   point.gpu = gpu;
   point.model = "DeepSeek-R1";
   point.operation = std::string("disaggregated ") + engine;
-  point.precision = "fp8_block";
+  point.precision = precision;
   point.prompt = point.output = 1024;
   point.prefill = {.workers = 1, .batch = 1, .tp = 1, .dp = 8, .ep = 8};
   point.decode = {.workers = 1, .batch = batch, .tp = 1, .dp = dp, .ep = dp};
@@ -563,17 +564,29 @@ TEST_CASE("SGLang's workers within a node gather tokens, wider ones send them by
   CHECK(wide["engine"]["expert_kernel"] == "deepgemm");
 }
 
-TEST_CASE(
-    "TensorRT-LLM's decode ranks have a power of two of seats, which a third more may ask for") {
-  const auto seats = [](int batch) {
-    return pools_of("GB200", "trtllm", 8, batch)["pools"]["decode"]["scheduling"]["max_num_seqs"];
+TEST_CASE("TensorRT-LLM's decode ranks have the seats that names of recipes say") {
+  const auto seats = [](int batch, const char* precision) {
+    const Json pools = pools_of("GB200", "trtllm", 8, batch, precision)["pools"];
+    return pools["decode"]["scheduling"]["max_num_seqs"].get<int>();
   };
-  CHECK(seats(1) == 1);
-  CHECK(seats(9) == 8);
-  CHECK(seats(21) == 16);
-  CHECK(seats(24) == 32);
-  CHECK(seats(64) == 64);
+  for (const auto& [batch, expected] :
+       {std::pair{1, 1}, {2, 1}, {6, 4}, {9, 8}, {21, 16}, {64, 64}, {768, 768}})
+    CHECK(seats(batch, "fp8") == expected);
+  for (const auto& [batch, expected] :
+       {std::pair{1, 1}, {4, 4}, {9, 8}, {3, 32}, {24, 32}, {48, 32}, {256, 256}, {768, 768}})
+    CHECK(seats(batch, "nvfp4") == expected);
   CHECK_FALSE(pools_of("B200-SXM-180GB", "sglang", 8, 9)["pools"]["decode"].contains("scheduling"));
+}
+
+TEST_CASE("ten front ends choose workers, but for vLLM and H200") {
+  const auto front_ends = [](const char* gpu, const char* engine) {
+    const Json pools = pools_of(gpu, engine, 8, 8)["pools"];
+    return pools["decode"]["request_routing"].value("front_ends", 1);
+  };
+  CHECK(front_ends("GB200", "trtllm") == 10);
+  CHECK(front_ends("B200-SXM-180GB", "sglang") == 10);
+  CHECK(front_ends("H200-SXM-141GB", "trtllm") == 1);
+  CHECK(front_ends("GB200", "vllm") == 1);
 }
 
 MeasuredPoint apart_row(const char* gpu, const char* model, const char* engine, double prompt) {
