@@ -254,7 +254,7 @@ refuses "a file for a verb" 'good.json is a file; to simulate it: moesim run .*g
 refuses "unknown option" "bogus" run "$config" --bogus
 refuses "two changes after one --set" 'write --set again before the next: --set /seed=2' run "$config" --set /seed=1 /seed=2
 several=configs/two_models.json
-refuses "several models in a verb of one" 'with --deployment NAME they, .explain. and' explain "$several"
+refuses "several models in a verb of one" 'with --deployment NAME .run., .check., .explain. and' explain "$several"
 refuses "steps of several models" '--steps: is of one deployment' run "$several" --steps "$work/steps.csv"
 refuses "an unknown deployment" 'none is called "caht"; there are: chat, code' check "$several" --deployment caht
 refuses "a deployment of one model" 'has no "deployments"; leave out' run "$config" --deployment chat
@@ -354,6 +354,10 @@ few_recordings --set /workload/gating/requests=96 || fail "48 recordings for 256
 few_recordings && fail "recordings for all requests in flight: a warning"
 "$moesim" what-if configs/engine_gpt_oss.json --engine sglang --json >"$work/out" 2>"$work/err" && grep -q '/engine/version' "$work/out" ||
   fail "what-if --engine: $(cat "$work/err")"
+sed -e 's/"type": "chunked_prefill", //' -e 's/"seed": 1/"engine": {"name": "vllm"}, "seed": 1/' "$work/good.json" >"$work/no_scheduler.json"
+"$moesim" what-if "$work/no_scheduler.json" --engine sglang >"$work/out" 2>"$work/err" || fail "what-if --engine, no scheduler named: $(cat "$work/err")"
+sed 's/"scheduling": {[^}]*}/"scheduling": "chunked_prefill"/' "$work/good.json" >"$work/named_scheduler.json"
+refuses "what-if --engine, a scheduler by its name alone" '/scheduling: "max_num_batched_tokens" is missing' what-if "$work/named_scheduler.json" --engine sglang
 
 # Published figures: exit 3 when a verdict is not the one in the file.
 refuses "no figure" 'expected names of figures, or --all' reproduce

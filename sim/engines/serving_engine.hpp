@@ -39,6 +39,8 @@ struct ServingEngine {
   std::int32_t (*next_graph_size)(std::int32_t size);
   /// Whether a step computes prompts or decodes, and prompts go first.
   bool prompts_first = false;
+  /// The scheduler of such steps, as experiments name it.
+  std::string_view scheduler() const { return prompts_first ? "prefill_first" : "chunked_prefill"; }
   LaunchForm launch{};
   std::span<const BenchName> bench_names{};
   std::span<const ImageVersion> images{};     ///< of InferenceX, the latest first

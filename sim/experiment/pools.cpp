@@ -7,30 +7,36 @@
 
 namespace moesim {
 
+ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonKeys& common) {
+  const std::string_view list = common.taken_out.front();
+  for (const std::string_view key : common.keys) {
+    if (!part.json().contains(key)) continue;
+    part.child(key).fail(
+        fmt::format("applies to {}; write the key next to \"{}\"", common.all, list));
+  }
+  if (node.json().contains("failures")) {
+    node.child("failures")
+        .fail(
+            fmt::format("does not say which {}; write the key in one of \"{}\"", common.one, list));
+  }
+  Json config = node.json();
+  for (const auto& [key, value] : part.json().items()) config[key] = value;
+  for (const std::string_view key : common.taken_out) config.erase(std::string(key));
+  return {std::move(config), node.file(), part.pointer()};
+}
+
 namespace {
 
-constexpr std::array<const char*, 9> of_both_pools{"workload",    "max_model_len", "model",
-                                                   "cluster",     "seed",          "slo",
-                                                   "measurement", "pools",         "kv_transfer"};
+constexpr std::array<std::string_view, 9> of_both_pools{
+    "workload", "max_model_len", "model", "cluster",    "seed",
+    "slo",      "measurement",   "pools", "kv_transfer"};
 enum class LinkLevel { nvlink, network };
 constexpr std::array<std::string_view, 2> levels{"nvlink", "network"};
 
-// The pool's own keys before those of the whole experiment.
 ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
   if (!pool.json().is_object()) pool.fail("expected an object");
-  for (const char* key : of_both_pools) {
-    if (pool.json().contains(key)) {
-      pool.child(key).fail("applies to both pools; write the key next to \"pools\"");
-    }
-  }
-  if (node.json().contains("failures")) {
-    node.child("failures").fail("does not say which pool; write it in one of \"pools\"");
-  }
-  Json config = node.json();
-  config.erase("pools");
-  config.erase("kv_transfer");
-  for (const auto& [key, value] : pool.json().items()) config[key] = value;
-  return {std::move(config), node.file(), pool.pointer()};
+  static constexpr std::array<std::string_view, 2> taken_out{"pools", "kv_transfer"};
+  return part_of(node, pool, {of_both_pools, taken_out, "both pools", "pool"});
 }
 
 void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec& decode) {
@@ -155,7 +161,8 @@ Json resolved_pools(const ExperimentSpec& spec) {
   };
   Json prefill = resolved(spec.pools.front()), decode = resolved(spec.pools.back());
   Json config = spec.node.json();
-  for (const char* key : of_both_pools) {
+  for (const std::string_view name : of_both_pools) {
+    const std::string key(name);
     if (!decode.contains(key)) continue;
     config[key] = decode[key];
     prefill.erase(key);

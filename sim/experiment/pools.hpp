@@ -5,6 +5,16 @@
 
 namespace moesim {
 
+/// What parts of an experiment have in common.
+struct CommonKeys {
+  std::span<const std::string_view> keys;       ///< that no part may have
+  std::span<const std::string_view> taken_out;  ///< of a part's experiment: first what holds parts
+  std::string_view all, one;                    ///< for messages: both pools, pool
+};
+/// The experiment of one part: its own keys, whole, in the place of those of all of `node`. Throws
+/// ConfigError where the part has a common key, or `node` has failures, which are of one part.
+ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonKeys&);
+
 /// GPUs of all groups of a pool.
 int gpus_of(const PoolSpec&);
 

@@ -26,21 +26,9 @@ std::string name_of(const ConfigNode& deployment) {
   return name;
 }
 
-// The deployment's own keys before those of the whole experiment.
 ConfigNode experiment_of(const ConfigNode& node, const ConfigNode& deployment) {
-  for (const std::string_view key : of_the_cluster) {
-    if (deployment.json().contains(key)) {
-      deployment.child(key).fail("applies to the whole cluster; write it next to \"deployments\"");
-    }
-  }
-  if (node.json().contains("failures")) {
-    node.child("failures").fail("does not say which deployment; write it in one of them");
-  }
-  Json config = node.json();
-  config.erase("deployments");
-  for (const auto& [key, value] : deployment.json().items()) config[key] = value;
-  config.erase("name");
-  return {std::move(config), node.file(), deployment.pointer()};
+  static constexpr std::array<std::string_view, 2> taken_out{"deployments", "name"};
+  return part_of(node, deployment, {of_the_cluster, taken_out, "the whole cluster", "deployment"});
 }
 
 std::vector<ConfigNode> deployments_of(const ConfigNode& node) {

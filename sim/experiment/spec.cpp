@@ -602,14 +602,13 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
 }
 
 ExperimentSpec read_spec(const ConfigNode& node, const Policies& policies) {
-  if (!node.json().is_object()) return {node, {read_pool(node, policies)}};
-  if (node.json().contains("deployments")) {
+  if (is_shared(node)) {
     node.child("deployments")
         .fail(
-            "only `moesim run` and `check` take several models; with --deployment NAME they, "
-            "`explain` and `what-if` take one");
+            "only `moesim run` and `check` take several models; with --deployment NAME `run`, "
+            "`check`, `explain` and `what-if` take one");
   }
-  if (node.json().contains("pools")) return read_pools(node, policies);
+  if (node.json().is_object() && node.json().contains("pools")) return read_pools(node, policies);
   return {node, {read_pool(node, policies)}};
 }
 

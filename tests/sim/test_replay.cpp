@@ -282,6 +282,16 @@ TEST_CASE("more tokens than memory has room for are refused with a range") {
         }).find("batches of at most 3355443") != std::string::npos);
 }
 
+// Batches of four tokens on half as many copies as experts.
+ReplayConfig four_tokens_of_eplb() {
+  ReplayConfig config = small_config();
+  config.placements = policies({"eplb"});
+  config.replications = {1.5};
+  config.batches = {4};
+  config.routings = policies({"even"});
+  return config;
+}
+
 TEST_CASE("fit half never scores on what it fitted") {
   // Even requests pick experts 0 and 1 alone, odd ones 6 and 7: EPLB copies 0 and 1, which no batch
   // uses, so that at any replication 6 and 7 have one slot each.
@@ -296,11 +306,7 @@ TEST_CASE("fit half never scores on what it fitted") {
     for (const int id : {0, 1}) ids.push_back(static_cast<std::uint16_t>(i % 2 == 0 ? id : 6 + id));
   }
   const RoutingTrace trace(meta, {"any"}, requests, ids);
-  ReplayConfig config = small_config();
-  config.placements = policies({"eplb"});
-  config.replications = {1.5};
-  config.batches = {4};
-  config.routings = policies({"even"});
+  ReplayConfig config = four_tokens_of_eplb();
   config.fit = ReplayFit::half;
   CHECK(replay(trace, config)[0].max_tokens_mean >= 4);
   CHECK(replay(trace, config)[0].activated_vs_optimal == 1);
@@ -320,12 +326,8 @@ TEST_CASE("fitted on some workloads, replay scores on the others alone") {
     for (const int id : {0, 1}) ids.push_back(static_cast<std::uint16_t>(2 * (i % 2) + id));
   }
   const RoutingTrace trace(meta, {"law", "maths"}, requests, ids);
-  ReplayConfig config = small_config();
+  ReplayConfig config = four_tokens_of_eplb();
   config.gpus = 2;
-  config.placements = policies({"eplb"});
-  config.replications = {1.5};
-  config.batches = {4};
-  config.routings = policies({"even"});
   config.fit_workloads = {"law"};
   // The even split would halve the tokens of an expert with two copies: 4 and 4 on the GPUs that
   // hold 2 and 3, or 8 on one.
@@ -356,12 +358,8 @@ TEST_CASE("fitted on some workloads and scored on others, replay leaves the rest
     }
     return RoutingTrace(meta, {"law", "maths", "art"}, requests, ids);
   };
-  ReplayConfig config = small_config();
+  ReplayConfig config = four_tokens_of_eplb();
   config.gpus = 2;
-  config.placements = policies({"eplb"});
-  config.replications = {1.5};
-  config.batches = {4};
-  config.routings = policies({"even"});
   config.fit_workloads = {"law"};
   config.score_workloads = {"maths"};
   const ReplayRow few = replay(trace_with(0), config)[0], many = replay(trace_with(9), config)[0];

@@ -40,7 +40,7 @@ std::string remark_on_recordings(const Deployment& e, const Report& report) {
   const std::int64_t recordings = recordings_of(e);
   if (in_flight <= double(recordings) || !leaves_experts_idle(e, report.pool)) return "";
   return fmt::format(
-      "more requests are in flight than the {} recordings of routing that they replay. Requests "
+      "more requests are in flight than the {} recordings of routing. Requests "
       "that share a recording activate the same experts, so steps come out too short. {}",
       recordings,
       e.trace.meta().synthetic ? "Raise /workload/gating/requests"

@@ -179,6 +179,10 @@ std::optional<std::size_t> output_columns() {
   return std::nullopt;
 }
 
+std::string fixed_text(std::optional<double> value, int digits) {
+  return value ? fmt::format("{:.{}f}", *value, digits) : "-";
+}
+
 std::string number_text(double value) {
   const double size = std::abs(value);
   const int digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : 3;

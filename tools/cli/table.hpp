@@ -38,5 +38,7 @@ std::optional<std::size_t> output_columns();
 
 /// A number with about four digits and no exponent.
 std::string number_text(double value);
+/// With that many digits after the point; "-" where there is none.
+std::string fixed_text(std::optional<double> value, int digits = 1);
 
 }  // namespace moesim

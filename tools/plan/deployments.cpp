@@ -110,8 +110,7 @@ Json base_deployment(const PlanQuestion& question, const MoeModel& model,
       {"measurement", {{"warmup", .1}, {"expert_counts", false}}},
       {"seed", question.seed}};
   const ServingEngine* engine = find_engine(question.engine);
-  const bool prompts_first = engine != nullptr && engine->prompts_first;
-  config["scheduling"] = {{"type", prompts_first ? "prefill_first" : "chunked_prefill"},
+  config["scheduling"] = {{"type", engine == nullptr ? "chunked_prefill" : engine->scheduler()},
                           {"max_num_batched_tokens", 8192},
                           {"max_num_seqs", 512}};
   config["engine"] = {{"name", question.engine}};

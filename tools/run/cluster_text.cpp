@@ -10,11 +10,8 @@ namespace moesim {
 
 namespace {
 
-std::string figure(std::optional<double> value, int digits) {
-  return value ? fmt::format("{:.{}f}", *value, digits) : "-";
-}
-std::string figure(const Summary& of, double Summary::*value) {
-  return figure(of.count == 0 ? std::nullopt : std::optional(of.*value), 2);
+std::string ms_text(const Summary& of, double Summary::*value) {
+  return fixed_text(of.count == 0 ? std::nullopt : std::optional(of.*value), 2);
 }
 
 std::string gb_per_s(double bytes) { return fmt::format("{:.2f}", bytes / 1e9); }
@@ -25,11 +22,12 @@ std::string served_table(const ClusterReport& report) {
   for (const auto& [name, one] : report.deployments) {
     const Metrics& m = one.report.metrics;
     table.add({name, fmt::format("{}-{}", one.first_gpu, one.first_gpu + one.gpus - 1),
-               figure(m.request_throughput, 2), figure(m.output_throughput, 0),
-               figure(m.ttft, &Summary::p50), figure(m.ttft, &Summary::p99),
-               figure(m.tpot, &Summary::p50), figure(m.tpot, &Summary::p99),
+               fixed_text(m.request_throughput, 2), fixed_text(m.output_throughput, 0),
+               ms_text(m.ttft, &Summary::p50), ms_text(m.ttft, &Summary::p99),
+               ms_text(m.tpot, &Summary::p50), ms_text(m.tpot, &Summary::p99),
                m.attainment ? fmt::format("{:.1f} %", 100 * m.slo_attainment) : "-",
-               m.attainment ? figure(m.request_goodput, 2) : "-", one.report.measurement.state});
+               m.attainment ? fixed_text(m.request_goodput, 2) : "-",
+               one.report.measurement.state});
   }
   return table.text();
 }
@@ -41,8 +39,8 @@ std::string spine_table(const ClusterReport& report) {
   for (const auto& [name, one] : report.deployments) {
     const Metrics& m = one.report.metrics;
     table.add({name, gb_per_s(one.spine_bytes_per_s), gb_per_s(one.others_spine_bytes_per_s),
-               figure(one.alone.median_tpot_ms, 2), figure(m.tpot, &Summary::p50),
-               figure(one.alone.output_throughput, 0), figure(m.output_throughput, 0)});
+               fixed_text(one.alone.median_tpot_ms, 2), ms_text(m.tpot, &Summary::p50),
+               fixed_text(one.alone.output_throughput, 0), fixed_text(m.output_throughput, 0)});
   }
   return table.text();
 }

@@ -39,9 +39,6 @@ struct RunOptions {
   int threads = 0;
 };
 
-std::string number(std::optional<double> value, int digits = 1) {
-  return value ? fmt::format("{:.{}f}", *value, digits) : "-";
-}
 std::string percent(double value) { return fmt::format("{:.1f} %", value * 100); }
 
 // What moved and what stopped, when anything did.
@@ -80,7 +77,7 @@ std::string bands_of(const OrderedJson& intervals) {
   for (const auto& [name, band] : intervals["metrics"].items()) {
     if (band.is_null()) continue;
     const auto at = [&band = band](const char* key) {
-      return number(band.at(key).get<double>(), 2);
+      return fixed_text(band.at(key).get<double>(), 2);
     };
     table.add({name, at("low"), at("median"), at("high")});
   }
@@ -94,7 +91,7 @@ std::string groups_of(const Report& report) {
   const auto add = [&](const std::string& name, const std::vector<InstanceStats>& instances) {
     for (const InstanceStats& group : instances) {
       table.add({fmt::format("{} {}", name, group.instance), fmt::format("{}", group.steps),
-                 number(group.mean_step_ms, 3), percent(group.utilization),
+                 fixed_text(group.mean_step_ms, 3), percent(group.utilization),
                  fmt::format("{}", group.output_tokens), percent(group.kv_mean_utilization),
                  percent(group.kv_peak_utilization), percent(group.prefix_hit_rate)});
     }
@@ -109,8 +106,8 @@ std::string groups_of(const Report& report) {
   return fmt::format(
       "above this line: throughput and latency of both pools, all else of the decode pool\n\n{}"
       "KV caches sent over {}: {}, {:.1f} GB; {} ms each, {} of them after the first token\n",
-      table.text(), kv.level, kv.transfers, kv.bytes / 1e9, number(kv.mean_ms, 2),
-      number(kv.mean_exposed_ms, 2));
+      table.text(), kv.level, kv.transfers, kv.bytes / 1e9, fixed_text(kv.mean_ms, 2),
+      fixed_text(kv.mean_exposed_ms, 2));
 }
 
 std::string abandoned(const Metrics& metrics) {
@@ -123,11 +120,11 @@ std::string abandoned(const Metrics& metrics) {
 std::string state_of(const MeasurementStats& measurement) {
   const std::optional<double>& offered = measurement.offered_request_rate;
   const std::string& state = measurement.state;
-  const std::string load = offered              ? fmt::format("offered {} /s", number(offered, 2))
+  const std::string load = offered ? fmt::format("offered {} /s", fixed_text(offered, 2))
                            : state == "offline" ? "all requests at once"
                                                 : "closed loop";
   std::string text =
-      fmt::format("{}, served {} /s: ", load, number(measurement.served_request_rate, 2));
+      fmt::format("{}, served {} /s: ", load, fixed_text(measurement.served_request_rate, 2));
   if (state == "stable") text += "STABLE";
   if (state == "overloaded")
     text += "OVERLOADED: the wait for a first token grows without end. Lower the load.";
@@ -159,7 +156,7 @@ std::string slo_of(const Report& report) {
     limits += fmt::format("{}{} {}", limits.empty() ? "" : ", ", upper, limit.get<std::string>());
   }
   return fmt::format("SLO ({}) met by {} of the requests; goodput {} requests/s\n", limits,
-                     percent(m.slo_attainment), number(m.request_goodput, 2));
+                     percent(m.slo_attainment), fixed_text(m.request_goodput, 2));
 }
 
 // The step kind that takes most of the time.
@@ -258,7 +255,7 @@ std::string latency_table(const Metrics& metrics) {
   Table table({"latency, ms", "mean", "median", "p90", "p99"});
   const auto add = [&](const char* name, const Summary& of) {
     const auto at = [&](double value) {
-      return number(of.count == 0 ? std::nullopt : std::optional(value), 2);
+      return fixed_text(of.count == 0 ? std::nullopt : std::optional(value), 2);
     };
     table.add({name, at(of.mean), at(of.p50), at(of.p90), at(of.p99)});
   };
@@ -267,8 +264,9 @@ std::string latency_table(const Metrics& metrics) {
   add("itl", metrics.itl);
   add("e2el", metrics.e2el);
   return table.text() + fmt::format("mean ttft: ingress {} ms, queue {} ms, prefill {} ms\n\n",
-                                    number(metrics.ingress_ms, 2), number(metrics.queue_ms, 2),
-                                    number(metrics.prefill_ms, 2));
+                                    fixed_text(metrics.ingress_ms, 2),
+                                    fixed_text(metrics.queue_ms, 2),
+                                    fixed_text(metrics.prefill_ms, 2));
 }
 
 // A row for each class of requests, with what it is owed.
@@ -280,13 +278,13 @@ std::string class_table(const Report& report, const Deployment& e) {
     const ClassStats& stats = report.classes[i].second;
     const auto& due = e.classes[i].slo.ttft;
     const auto ms = [&](double value) {
-      return number(stats.ttft.count == 0 ? std::nullopt : std::optional(value), 2);
+      return fixed_text(stats.ttft.count == 0 ? std::nullopt : std::optional(value), 2);
     };
     table.add({report.classes[i].first, fmt::format("{}", stats.requests), ms(stats.ttft.p50),
-               ms(stats.ttft.p99), due ? number(due->count() * 1e3, 0) : "-",
+               ms(stats.ttft.p99), due ? fixed_text(due->count() * 1e3, 0) : "-",
                due ? percent(*stats.attainment->ttft) : "-",
                stats.attainment ? percent(stats.slo_attainment) : "-",
-               number(stats.request_goodput, 2)});
+               fixed_text(stats.request_goodput, 2)});
   }
   return table.text() + "\n";
 }
@@ -298,10 +296,10 @@ std::string step_table(const PoolStats& pool) {
     for (const auto& [routed, experts] : pool.experts.by_step_kind) {
       if (routed != kind) continue;
       const ExpertSummary& of = experts.summary;
-      table.add({kind, fmt::format("{}", step.steps), number(step.mean_ms, 3),
-                 percent(step.share_of_time), number(step.mean_decode_tokens_per_rank),
-                 number(of.max_activated_mean, 2), number(of.max_tokens_mean),
-                 number(of.balancedness, 3)});
+      table.add({kind, fmt::format("{}", step.steps), fixed_text(step.mean_ms, 3),
+                 percent(step.share_of_time), fixed_text(step.mean_decode_tokens_per_rank),
+                 fixed_text(of.max_activated_mean, 2), fixed_text(of.max_tokens_mean),
+                 fixed_text(of.balancedness, 3)});
     }
   }
   return table.text() + "\n";
@@ -362,7 +360,7 @@ std::string pool_text(const PoolStats& pool, const Deployment& e) {
   if (const auto& memory = pool.expert_memory.transfers) {
     text +=
         fmt::format("experts: {} of runs found them in HBM; layers waited {} s for the others\n",
-                    percent(memory->hit_rate), number(memory->stall_seconds, 2));
+                    percent(memory->hit_rate), fixed_text(memory->stall_seconds, 2));
   }
   const ExpertStats& experts = pool.experts;
   if (experts.dropped != 0 || experts.rerouted != 0 || experts.delayed != 0) {
@@ -484,7 +482,7 @@ std::string summary(const Report& report, const Deployment& e) {
   text += energy_of(report);
   if (m.cost_per_million_output_tokens) {
     text += fmt::format("a million output tokens cost {} dollars\n",
-                        number(m.cost_per_million_output_tokens, 2));
+                        fixed_text(m.cost_per_million_output_tokens, 2));
   }
   return text;
 }
@@ -493,13 +491,14 @@ std::string trust_of(const OrderedJson& document, const Experiment& e) {
   return trust_line({{"breakdown", Json(document["breakdown"])}}, e.config);
 }
 
-std::string trust_of(const ClusterReport& report) {
+// Of the document of a run with several deployments.
+std::string trust_of(const OrderedJson& document, const ConfigNode& config) {
   std::vector<Json> breakdowns;
-  for (const auto& [name, one] : report.deployments)
-    breakdowns.push_back({{"breakdown", Json(one.report.document()["breakdown"])}});
+  for (const auto& [name, one] : document["deployments"].items())
+    breakdowns.push_back({{"breakdown", Json(one["report"]["breakdown"])}});
   std::vector<const Json*> all;
   for (const Json& one : breakdowns) all.push_back(&one);
-  return trust_line_over(all, engine_of(report.context.config));
+  return trust_line_over(all, engine_of(config.json()));
 }
 
 // A script should not take it for a result that no request was served.
@@ -559,7 +558,8 @@ void refuse_options_of_one_run(const RunOptions& options) {
   for (const auto& [option, given] : of_one_run) {
     if (!given) continue;
     throw ConfigError(fmt::format(
-        "{}: is of one deployment, and the config has several; name it with --deployment", option));
+        "{}: is of one deployment, and the config has several; name one with --deployment",
+        option));
   }
 }
 
@@ -576,11 +576,12 @@ int run_deployments(const RunOptions& options, const ConfigNode& config) {
       [&](const Experiment& experiment) { remarks.say_of(experiment); });
   progress.finish();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
-  const std::string json = report.document().dump(1) + "\n";
+  const OrderedJson document = report.document();
+  const std::string json = document.dump(1) + "\n";
   if (!options.profile.empty())
     write_file(options.profile, profile_of(report.work, wall.count()).dump(1) + "\n");
   if (!options.report.empty()) write_file(options.report, json);
-  print(options.json ? json : cluster_text(report) + trust_of(report));
+  print(options.json ? json : cluster_text(report) + trust_of(document, config));
   const auto served = [](const auto& named) { return !all_rejected(named.second.report.metrics); };
   return std::ranges::all_of(report.deployments, served) ? 0 : 3;
 }

@@ -51,7 +51,7 @@ void add_copies(Json& config, int redundant, int experts) {
   }
   if (!group.contains("placement")) group["placement"] = config.value("placement", Json::object());
   Json& placement = group["placement"];
-  if (placement.is_string()) placement = {{"type", std::string(placement)}};
+  placement = ConfigNode(placement, "what-if", "/placement").as_policy().json();
   if (!placement.contains("type")) placement["type"] = "eplb";
   placement["replication"] = 1 + double(redundant) / experts;
 }
@@ -67,28 +67,29 @@ void spread_experts(Json& config, bool on) {
   plan["ep"] = on ? plan.value("dp", 1) * plan.value("tp", 1) : 1;
 }
 
-constexpr std::string_view chunked = "chunked_prefill", prompts_apart = "prefill_first";
-
-// The preset of another engine, with the order of prompts and decodes that the engine has. Of the
-// one before nothing stays: version and recipe are its own.
+// The preset of another engine. Of the one before nothing stays, version and recipe are its own. A
+// scheduler that some engine has becomes that of the other one.
 void change_engine(Json& config, const ServingEngine& engine) {
   config["engine"] = {{"name", engine.name}};
   if (!config.contains("scheduling")) return;
-  Json& type = config["scheduling"]["type"];
-  if (type == chunked || type == prompts_apart)
-    type = engine.prompts_first ? prompts_apart : chunked;
+  Json& scheduling = config["scheduling"];
+  if (scheduling.is_object() && !scheduling.contains("type")) return;
+  Json& type = scheduling.is_object() ? scheduling["type"] : scheduling;
+  if (std::ranges::any_of(serving_engines(), [&](const auto& e) { return type == e.scheduler(); }))
+    type = engine.scheduler();
 }
 
-// --set /engine/name leaves the rest of the engine as it is.
+// Another engine by --set leaves the scheduler as it is.
 std::string remark_on_engine(const ConfigNode& base, const ConfigNode& other,
                              const WhatIfOptions& options) {
   const Json::json_pointer name("/engine/name");
   const auto named = [&](const ConfigNode& config) { return config.json().value(name, ""); };
-  if (!options.engine.empty() || named(base) == named(other)) return "";
+  const std::string engine = named(other);
+  if (!options.engine.empty() || engine.empty() || named(base) == engine) return "";
   return fmt::format(
-      "--set /engine/name keeps the scheduler, the version and the recipe of {}; --engine {} takes "
-      "those of {}",
-      named(base).empty() ? "no engine" : named(base), named(other), named(other));
+      "--set changes no other key: the scheduler stays, and the version and the recipe unless they "
+      "are set too; --engine {} takes those of {}",
+      engine, engine);
 }
 
 ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options) {

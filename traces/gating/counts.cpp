@@ -65,15 +65,6 @@ void draw(std::span<const std::int64_t> counts, std::int64_t sum, std::span<std:
   }
 }
 
-SyntheticRows rows_of(ConfigReader& options, std::vector<std::string> workloads) {
-  SyntheticRows rows{static_cast<int>(options.integer("requests")),
-                     static_cast<int>(options.integer("prompt_rows")),
-                     static_cast<int>(options.integer("decode_rows")), std::move(workloads)};
-  if (rows.prompt_rows + rows.decode_rows == 0)
-    options.node().fail("prompt_rows and decode_rows are both 0; a request needs rows");
-  return rows;
-}
-
 /// What a file of counts holds, a table for each workload.
 struct CountsFile {
   std::vector<std::string> workloads;
@@ -112,7 +103,7 @@ CountsFile read_file(ConfigReader& options) {
 class CountsGating final : public SyntheticGating {
  public:
   CountsGating(ConfigReader& options, CountsFile file)
-      : SyntheticGating(rows_of(options, std::move(file.workloads))),
+      : SyntheticGating(read_rows(options, std::move(file.workloads))),
         node_(options.node()),
         adapt_(options.flag("adapt")),
         counts_(std::move(file.counts)) {}

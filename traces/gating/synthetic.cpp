@@ -162,13 +162,19 @@ std::vector<int> moe_layer_ids(const MoeModel& model) {
   return ids;
 }
 
-SyntheticRows read_rows(ConfigReader& options) {
+SyntheticRows read_rows(ConfigReader& options, std::vector<std::string> workloads) {
   SyntheticRows rows;
   rows.requests = static_cast<int>(options.integer("requests"));
   rows.prompt_rows = static_cast<int>(options.integer("prompt_rows"));
   rows.decode_rows = static_cast<int>(options.integer("decode_rows"));
   if (rows.prompt_rows + rows.decode_rows == 0)
     options.node().fail("prompt_rows and decode_rows are both 0; a request needs rows");
+  rows.workloads = std::move(workloads);
+  return rows;
+}
+
+SyntheticRows read_rows(ConfigReader& options) {
+  SyntheticRows rows = read_rows(options, {});
   for (const ConfigNode& tag : options.child("workloads").list())
     rows.workloads.push_back(tag.text());
   if (rows.workloads.empty()) options.child("workloads").fail("names no workload");

@@ -51,6 +51,8 @@ struct SyntheticRows {
 /// Reads "requests", "prompt_rows", "decode_rows" and "workloads", which every table of a synthetic
 /// gating has.
 SyntheticRows read_rows(ConfigReader& options);
+/// The same but for "workloads", which are these.
+SyntheticRows read_rows(ConfigReader& options, std::vector<std::string> workloads);
 inline constexpr std::array<Key, 4> row_keys{
     {{"requests", form::integer(1, 1e6), "256", "recordings to make"},
      {"prompt_rows", form::integer(0, 1e6), "64", "tokens of the prompt in each"},
