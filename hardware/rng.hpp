@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -32,24 +33,26 @@ class Rng {
     }
   }
 
-  std::uint64_t bits() {
-    const auto rotl = [](std::uint64_t x, int k) { return (x << k) | (x >> (64 - k)); };
-    const std::uint64_t result = rotl(state_[1] * 5, 7) * 9;
-    const std::uint64_t t = state_[1] << 17;
-    state_[2] ^= state_[0];
-    state_[3] ^= state_[1];
-    state_[1] ^= state_[2];
-    state_[0] ^= state_[3];
-    state_[2] ^= t;
-    state_[3] = rotl(state_[3], 45);
+  // Inlined wherever it is called: else a build that optimises the libraries alone, as those for sanitizers do, would link
+  // the copy of a file that is not optimised.
+  [[gnu::always_inline]] inline std::uint64_t bits() {
+    auto& [s0, s1, s2, s3] = state_;
+    const std::uint64_t result = std::rotl(s1 * 5, 7) * 9;
+    const std::uint64_t t = s1 << 17;
+    s2 ^= s0;
+    s3 ^= s1;
+    s1 ^= s2;
+    s0 ^= s3;
+    s2 ^= t;
+    s3 = std::rotl(s3, 45);
     return result;
   }
 
   /// In [0, 1), 53 bits.
-  double uniform() { return static_cast<double>(bits() >> 11) * 0x1.0p-53; }
+  [[gnu::always_inline]] inline double uniform() { return static_cast<double>(bits() >> 11) * 0x1.0p-53; }
 
   /// A whole number in [0, bound); bound >= 1. Unbiased (Lemire 2019).
-  std::uint64_t below(std::uint64_t bound) {
+  [[gnu::always_inline]] inline std::uint64_t below(std::uint64_t bound) {
     __extension__ using Wide = unsigned __int128;
     Wide product = static_cast<Wide>(bits()) * bound;
     if (static_cast<std::uint64_t>(product) < bound) {

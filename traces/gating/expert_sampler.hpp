@@ -13,7 +13,7 @@ namespace moesim {
 class WeightedDraw {
  public:
   void set_weights(std::span<const double> weights);
-  std::size_t draw(Rng& rng) const {
+  [[gnu::always_inline]] inline std::size_t draw(Rng& rng) const {
     const double scaled = rng.uniform() * size_;
     const auto slot = static_cast<std::int32_t>(scaled);
     // Both are read: which of them it is, no branch could guess.
