@@ -70,7 +70,21 @@ std::vector<std::string_view> names_like(std::string_view wanted,
   return like;
 }
 
+// A path by the working directory, as on a command line. In a config paths go by the file's folder.
+std::string where_it_is(const ConfigNode& node) {
+  std::error_code none;
+  const std::filesystem::path given = node.text();
+  if (given.is_relative() && std::filesystem::exists(given, none))
+    return fmt::format(
+        "paths go by the folder of the config; the one in the working directory is {}",
+        std::filesystem::absolute(given).lexically_normal().string());
+  return "";
+}
+
 [[noreturn]] void refuse(const ConfigNode& node, Shipped which) {
+  if (const std::string place = where_it_is(node); !place.empty())
+    node.fail(
+        fmt::format("no file is called \"{}\"; {}", node.relative(node.text()).string(), place));
   const std::vector<std::string> names = shipped_names(which);
   const std::vector<std::string_view> views(names.begin(), names.end());
   const std::string wanted = short_name(node.text());
@@ -141,7 +155,11 @@ std::filesystem::path named_file(const ConfigNode& node, Shipped which) {
   if (which == Shipped::model && std::filesystem::is_directory(file, none))
     node.fail(
         fmt::format("the folder \"{}\" holds no config.json; name the folder that does", text));
-  if (is_path(text) || std::filesystem::exists(file, none)) return file;
+  if (std::filesystem::exists(file, none)) return file;
+  if (is_path(text)) {
+    if (!where_it_is(node).empty()) refuse(node, which);
+    return file;
+  }
   if (const auto shipped = shipped_file(which, text)) return *shipped;
   refuse(node, which);
 }

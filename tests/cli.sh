@@ -119,6 +119,26 @@ cmp "$work/a" "$work/c" || fail "the resolved config gives another report"
 # A tier: 98,304 B of each token, 1,024 tokens, 63 GB/s x .85.
 "$moesim" explain configs/agent_sessions_tiers.json --step prefill --samples 1 2>/dev/null |
   grep -q 'tier host: a load of 1,024 tokens takes 1.880 ms' || fail "explain: no time of a load from a tier"
+# Tables keep to 100 columns where nothing says how wide the output is, as in a pipe, and to COLUMNS where that does.
+"$moesim" explain configs/afd_deepseek_v3.json --sequences 8 --context 1000 --samples 1 2>/dev/null >"$work/text" || fail "explain with AFD"
+(($(wc -L <"$work/text") <= 100)) || fail "explain with AFD and energy is wider than 100 columns: $(wc -L <"$work/text")"
+COLUMNS=140 "$moesim" explain configs/afd_deepseek_v3.json --sequences 8 --context 1000 --samples 1 2>/dev/null |
+  grep -q '^operation .* bound by .* link MB .* mJ$' || fail "explain: a table of 140 columns is not whole"
+for engine in vllm sglang trtllm; do
+  "$moesim" run configs/quick.json --launch $engine >"$work/text" 2>/dev/null || fail "run --launch $engine"
+  (($(wc -L <"$work/text") <= 100)) || fail "run --launch $engine is wider than 100 columns: $(wc -L <"$work/text")"
+done
+# Link bytes are those of the mean GPU: no more than its link carries in that time, and much of it in a large step.
+"$moesim" explain "$config" --step prefill --prefill-tokens 8192 --samples 1 --json 2>/dev/null | python3 -c '
+import json, sys
+[dispatch] = [o for o in json.load(sys.stdin)["operations"] if o["operation"] == "dispatch"]
+rate = dispatch["link_bytes_mean"] / dispatch["seconds"]
+assert 450e9 / 4 < rate < 450e9, rate
+' || fail "explain: link bytes are not those of a GPU"
+# A mixed step has the prompt of the load, cut to what decodes leave of the chunk.
+mixed() { "$moesim" explain "$config" --step mixed --sequences 4 --context 70 --samples 1 "$@" 2>/dev/null; }
+mixed | grep -q '^one mixed step of 4 decodes and 64 prompt tokens a rank' || fail "explain: a mixed step has another prompt"
+mixed --set /workload/lengths/prompt=2000 | grep -q ' of 4 decodes and 508 prompt tokens a rank' || fail "explain: a mixed step above its chunk"
 # Of pools, each explains its own steps; no step has both.
 pools='/pools={"prefill":{"parallel":{"dp":4},"scheduling":{"type":"chunked_prefill","max_num_batched_tokens":512,"max_num_seqs":8}},"decode":{"parallel":{"dp":4},"scheduling":{"type":"decode_only","max_num_seqs":32}}}'
 in_pools() { "$moesim" explain configs/quick.json --set "$pools" --set /placement/replication=1 --samples 1 "$@"; }
@@ -248,11 +268,29 @@ refuses "a policy without a load" 'needs --load FILE or --trace DIR' place --pol
 
 # Bad usage.
 refuses "no verb" "subcommand"
+"$moesim" help | cmp - <("$moesim" --help) || fail "help is not --help"
+"$moesim" help explain | cmp - <("$moesim" explain --help) || fail "help VERB is not VERB --help"
+refuses "help of a misspelt verb" 'did you mean "run"\?' help rum
 refuses "unknown verb" 'no verb "fly"; one of: run, ' fly
 refuses "a misspelt verb" 'no verb "rum"; did you mean "run"\?' rum "$config"
 refuses "a file for a verb" 'good.json is a file; to simulate it: moesim run .*good.json' "$config"
 refuses "unknown option" "bogus" run "$config" --bogus
 refuses "two changes after one --set" 'write --set again before the next: --set /seed=2' run "$config" --set /seed=1 /seed=2
+refuses "a change in two words" '--set lengths: expected /pointer=value in one word' run "$config" --set lengths 2k
+ln -s "$PWD/models/zoo/gpt_oss_20b.json" "$work/here.json"
+(cd "$work" && mkdir -p deep && cp good.json deep/ && "$moesim" check deep/good.json --set /model=here.json 2>&1) |
+  grep -q 'deep/good.json:/model: no file is called "deep/here.json"; paths go by the folder of the config; the one in the working directory is /.*/here.json' ||
+  fail "a path by the working directory is not told apart"
+refuses "a key beside pools" '--set /parallel/tp: has no effect, because both pools have their own "parallel"; set /pools/prefill/parallel/tp or' \
+  check configs/quick.json --set "$pools" --set /placement/replication=1 --set /parallel/tp=2
+python3 -c 'import json, sys
+config = json.load(open("configs/quick.json")) | {"pools": json.loads(sys.argv[1].split("=", 1)[1])}
+json.dump(config, open(sys.argv[2], "w"))' "$pools" "$work/beside.json"
+refuses "a key beside pools in a file" 'beside.json:/parallel: has no effect, because both pools have their own; leave it out' check "$work/beside.json"
+refuses "an attainment in percent" '--attainment: 90 is out of range; expected a share between 0 and 1; 90 % is 0.9' \
+  plan --model qwen3_30b_a3b --gpu h100 --tpot 50ms --attainment 90
+refuses "more copies than GPUs" 'replication 100 is out of range; expected 1 to 8, at which each of 8 GPUs holds every expert' \
+  replay --trace "$work/trace" --gpus 8 --batch 8 --replication 1,100
 several=configs/two_models.json
 refuses "several models in a verb of one" 'with --deployment NAME .run., .check., .explain. and' explain "$several"
 refuses "steps of several models" '--steps: is of one deployment' run "$several" --steps "$work/steps.csv"
@@ -352,6 +390,8 @@ refuses "keys of a misspelt policy" 'did you mean "metro"\?' keys metor
 few_recordings() { "$moesim" run configs/quick.json --set /workload/requests=256 "$@" 2>&1 >/dev/null | grep -q "more requests are in flight than the"; }
 few_recordings --set /workload/gating/requests=96 || fail "48 recordings for 256 requests in flight: not a word"
 few_recordings && fail "recordings for all requests in flight: a warning"
+"$moesim" what-if configs/quick.json --set /workload/requests=256 --set /workload/gating/requests=96 2>&1 >/dev/null |
+  grep -q "more requests are in flight than the 48 recordings" || fail "what-if: 48 recordings for 256 requests in flight: not a word"
 "$moesim" what-if configs/engine_gpt_oss.json --engine sglang --json >"$work/out" 2>"$work/err" && grep -q '/engine/version' "$work/out" ||
   fail "what-if --engine: $(cat "$work/err")"
 sed -e 's/"type": "chunked_prefill", //' -e 's/"seed": 1/"engine": {"name": "vllm"}, "seed": 1/' "$work/good.json" >"$work/no_scheduler.json"

@@ -54,6 +54,7 @@ done
 grep -Eq '^1: .*; (capacity|TPOT|TTFT) binds; ' vllm || fail "it does not say what binds"
 grep -Eq '^experts active in a layer of a decode step of 1: [0-9.]+ of 128 \(uniform routing: ' vllm || fail "it does not count experts"
 tr -s '\n ' ' ' <vllm | grep -q 'by the statistics of Qwen3 (gating preset qwen3)\. ' || fail "it does not say whose routing it takes"
+tr -s '\n ' ' ' <vllm | grep -q '^Qwen3-30B-A3B (experts bf16, other weights bf16, .*) on 2 x ' || fail "it does not say in which precision"
 grep -q '^trust: ' vllm || fail "it says nothing of trust"
 grep -Eq '^choices: in pairs of measured runs' vllm || fail "it does not say how often validation found the better layout"
 joined() { sed -e ':a' -e '/\\$/{N;s/\\\n//;ba' -e '}' "$1"; }  # commands go on behind a backslash
@@ -116,7 +117,8 @@ refuses 'tpot: 0 ms is out of range' plan --model qwen3_30b_a3b --gpu h100 --gpu
 refuses 'did you mean "a100_40g" or "a100_80g"' plan --model qwen3_30b_a3b --gpu a100 --gpus 8 --tpot 50ms
 refuses 'Give one or both' plan --model qwen3_30b_a3b --gpu h100 --gpus 8
 refuses 'needs --gpu' plan --model qwen3_30b_a3b --tpot 50ms
-refuses 'does not fit' plan --model deepseek_v3 --gpu h100 --gpus 2 --tpot 50ms -o small
+refuses 'does not fit.*about 1[0-9] like these.*this is the one nearest to fitting: .*"ep":[12],.*"tp":2' \
+  plan --model deepseek_v3 --gpu h100 --gpus 2 --tpot 50ms -o small
 refuses 'is not a number of tokens' plan --model qwen3_30b_a3b --gpu h100 --tpot 50ms --isl 4q
 refuses 'give one of them, not both' plan --model qwen3_30b_a3b --gpu h100 --cluster h100x8 --tpot 50ms
 "$moesim" plan --model olmoe_1b_7b --gpu h100 --gpus 1 --osl 4 --ttft 1s --no-page -o small >/dev/null 2>log ||

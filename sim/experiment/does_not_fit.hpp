@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
+
 #include "hardware/config.hpp"
+#include "hardware/units.hpp"
 
 namespace moesim {
 
@@ -9,7 +12,8 @@ namespace moesim {
 /// search through deployments passes over these; any other ConfigError is a mistake in the config.
 class DoesNotFit final : public ConfigError {
  public:
-  using ConfigError::ConfigError;
+  DoesNotFit(const std::string& message, Bytes per_gpu) : ConfigError(message), missing(per_gpu) {}
+  Bytes missing;  ///< per GPU, at least
 };
 
 }  // namespace moesim

@@ -119,20 +119,28 @@ MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
   return memory;
 }
 
-void check_memory(const ConfigNode& node, const MemoryBudget& memory, GpuRole role) {
+// Over so many GPUs weights and experts of a group would fit, were all of a GPU's memory sliced.
+int gpus_that_hold(const MemoryBudget& memory, const ParallelPlan& plan) {
+  return static_cast<int>(std::ceil(plan.gpus() * ((memory.usable - memory.kv) / memory.usable)));
+}
+
+void check_memory(const Deployment& e, const MemoryBudget& memory, GpuRole role) {
   if (role == GpuRole::ffn ? memory.kv >= Bytes(0) : memory.kv_blocks > 0) return;
   const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
   constexpr std::array of_role{"GPU", "GPU of attention", "GPU of the experts"};
-  constexpr std::array more{"GPUs, fewer replicas", "GPUs for attention, smaller steps",
-                            "\"ffn_gpus\", fewer replicas"};
-  throw DoesNotFit(fmt::format(
-      "{}:{}/parallel: the model does not fit: {:.1f} GB missing per {} ({:.1f} GB usable; "
-      "weights "
-      "{:.1f}, experts {:.1f}, replicas {:.1f}, buffers {:.1f}); use more {} or "
-      "a narrower precision",
-      node.file().string(), node.pointer(), -gb(memory.kv), of_role[at(role)], gb(memory.usable),
-      gb(memory.weights), gb(memory.experts), gb(memory.replicas), gb(memory.buffers),
-      more[at(role)]));
+  const std::array<std::string, 3> more{
+      fmt::format("GPUs (about {} like these for an instance), fewer replicas",
+                  std::max(gpus_that_hold(memory, e.parallel), e.parallel.gpus() + 1)),
+      "GPUs for attention, smaller steps", "\"ffn_gpus\", fewer replicas"};
+  throw DoesNotFit(
+      fmt::format(
+          "{}:{}/parallel: the model does not fit: {:.1f} GB missing per {} ({:.1f} GB usable; "
+          "weights {:.1f}, experts {:.1f}, replicas {:.1f}, buffers {:.1f}); use more {} or a "
+          "narrower precision",
+          e.node.file().string(), e.node.pointer(), -gb(memory.kv), of_role[at(role)],
+          gb(memory.usable), gb(memory.weights), gb(memory.experts), gb(memory.replicas),
+          gb(memory.buffers), more[at(role)]),
+      memory.kv * -1.0);
 }
 
 }  // namespace
@@ -144,14 +152,14 @@ MemoryBudget memory_budget(const Deployment& e) {
   if (share_of_rest) memory.kv = memory.kv * *share_of_rest;
   memory.kv_blocks =
       static_cast<std::int64_t>(std::max(0.0, std::floor(memory.kv / e.kv_layout.block)));
-  check_memory(e.node, memory, role);
+  check_memory(e, memory, role);
   return memory;
 }
 
 MemoryBudget ffn_memory_budget(const Deployment& e) {
   const bool all = e.kv_cache.free_gpu_memory_fraction.has_value();
   MemoryBudget memory = budget(e, all ? 1 : e.kv_cache.gpu_memory_utilization, GpuRole::ffn);
-  check_memory(e.node, memory, GpuRole::ffn);
+  check_memory(e, memory, GpuRole::ffn);
   return memory;
 }
 
@@ -177,14 +185,16 @@ void check_outages(const Deployment& e) {
     const auto ranks = std::ranges::count(live, 1);
     const std::int64_t needed = kv_blocks_for_experts(e, ranks);
     if (needed < e.memory.kv_blocks) continue;
-    throw DoesNotFit(fmt::format(
-        "{}:{}/failures: without {} {} slots are left for {} experts, and each rank would give up "
-        "{} KV blocks for the others but has {}; use a replication of at least {:.3g}, more GPUs "
-        "or "
-        "a narrower precision",
-        e.node.file().string(), e.node.pointer(), outage.what,
-        ranks * e.placement_problem.slots_per_gpu, e.model.experts, needed, e.memory.kv_blocks,
-        double(e.parallel.ep) / double(ranks)));
+    throw DoesNotFit(fmt::format("{}:{}/failures: without {} {} slots are left for {} experts, and "
+                                 "each rank would give up "
+                                 "{} KV blocks for the others but has {}; use a replication of at "
+                                 "least {:.3g}, more GPUs "
+                                 "or "
+                                 "a narrower precision",
+                                 e.node.file().string(), e.node.pointer(), outage.what,
+                                 ranks * e.placement_problem.slots_per_gpu, e.model.experts, needed,
+                                 e.memory.kv_blocks, double(e.parallel.ep) / double(ranks)),
+                     e.kv_layout.block * double(needed - e.memory.kv_blocks));
   }
 }
 

@@ -580,6 +580,12 @@ void require_sound(const ReplayConfig& config) {
 // A trace tells which layers of its model have experts; no layer is known to follow the last one.
 PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig& config,
                                    double replication) {
+  if (replication > config.gpus) {
+    throw ConfigError(
+        fmt::format("replay: replication {} is out of range; expected 1 to {}, at which each of {} "
+                    "GPUs holds every expert. Ask for less, or for more GPUs",
+                    replication, config.gpus, config.gpus));
+  }
   const std::vector<int>& layers = trace.meta().layer_ids;
   return {.experts = trace.num_experts(),
           .gpus = config.gpus,

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which value of an axis is best, on otherwise equal points?
+#include <cstdlib>
+#include <sstream>
+
 #include "tests/support.hpp"
 #include "tools/analysis/best.hpp"
 
@@ -65,6 +68,12 @@ TEST_CASE("the table gives ratios to the first value, and dashes for what a repo
   const OrderedJson json = best_json(best_choice(sweep(), over, throughput, false));
   CHECK(json["groups"][1]["best"] == 1.5);
   CHECK(json["groups"][1]["values"][0]["kv_bytes"].is_null());
+}
+
+TEST_CASE("a table and what is said of it take 100 columns at most, whatever the axis is called") {
+  ::unsetenv("COLUMNS");
+  std::istringstream lines(best_text(best_choice(sweep(), over, throughput, false)));
+  for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 100);
 }
 
 TEST_CASE("an axis that the sweep does not vary is refused, and a metric that nobody has") {

@@ -193,9 +193,14 @@ std::vector<Json> deployments() {
       with({{"parallel", stages}, {"instances", 1}})};       // ... and as one rank
 }
 
+// Each note in one line.
 std::string launch(const std::string& engine, const Json& config,
                    const std::filesystem::path& file = "plan.json") {
-  return launch_text(engine, read_spec(ConfigNode(config, file)));
+  std::string text = launch_text(engine, read_spec(ConfigNode(config, file)));
+  constexpr std::string_view goes_on = "\n#   ";
+  for (auto at = text.find(goes_on); at != text.npos; at = text.find(goes_on))
+    text.replace(at, goes_on.size(), " ");
+  return text;
 }
 
 // Words that begin with two dashes, of the commands and what they are told to add, not of what is

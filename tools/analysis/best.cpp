@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "sim/report/metric_catalogue.hpp"
+#include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 
 namespace moesim {
@@ -135,17 +136,18 @@ std::string best_text(const BestChoice& choice) {
       row.push_back(preemptions ? number_text(*preemptions) : "-");
       table.add(std::move(row));
     }
-    text += fmt::format("{}\n{}", name_of(group, choice.axes), table.text());
+    text += wrapped(name_of(group, choice.axes), usual_columns, 2) + "\n" + table.text();
     if (group.without > 0)
       text += fmt::format("{} of its points are not done or lack this number\n", group.without);
     text += "\n";
   }
-  text += fmt::format(
-      "*: best {} at otherwise equal settings. Columns from \"x first\" on are ratios to the first "
-      "row.\nThe ratios are of {}, sequences in a decode step, time of a decode and of a prefill "
-      "step, median\nTPOT, and KV cache. preempted: how often a sequence lost its KV cache and was "
-      "computed again.\n",
-      axis, metric);
+  text += wrapped(fmt::format("*: best {} at otherwise equal settings. Columns from \"x first\" on "
+                              "are ratios to the first row. The ratios are of {}, sequences in a "
+                              "decode step, time of a decode and of a prefill step, median TPOT, "
+                              "and KV cache. preempted: how often a sequence lost its KV cache and "
+                              "was computed again.",
+                              axis, metric)) +
+          "\n";
   return text;
 }
 

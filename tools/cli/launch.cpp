@@ -12,6 +12,7 @@
 #include "hardware/units.hpp"
 #include "models/checkpoints.hpp"
 #include "sim/engines/serving_engine.hpp"
+#include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
@@ -206,7 +207,10 @@ void note_afd(const PoolSpec& pool, const ServingEngine& engine, Notes& notes) {
 // The experiment's load, as the engine's own benchmark makes it.
 std::string benchmark(const BenchCommand& bench, const PoolSpec& pool, const std::string& weights,
                       Notes& notes) {
-  Command command(std::string(bench.program) + weights);
+  // The program's last option takes the weights.
+  const std::size_t last = bench.program.rfind(" --");
+  Command command(std::string(bench.program.substr(0, last)));
+  command.add(std::string(bench.program.substr(last + 1)) + weights);
   command.add("--host $NODE0 --port 8000");
   if (const auto request = longest_of(pool)) {
     command.add("--dataset-name random");
@@ -283,6 +287,16 @@ std::string servers_text(const LaunchForm& form, const Fleet& fleet, const std::
   return text;
 }
 
+// In lines of a shell's comment, all but the first indented.
+std::string comment(const std::string& text) {
+  std::string lines = "# ";
+  for (const char c : wrapped(text, 98, 2)) {
+    lines += c;
+    if (c == '\n') lines += "# ";
+  }
+  return lines + "\n";
+}
+
 }  // namespace
 
 std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
@@ -313,7 +327,7 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
     text += fmt::format("# predicted for {}, not for {}\n", shell_word(decode.engine), engine);
   std::ranges::sort(notes);
   notes.erase(std::unique(notes.begin(), notes.end()), notes.end());
-  for (const std::string& note : notes) text += fmt::format("# not in these commands: {}\n", note);
+  for (const std::string& note : notes) text += comment("not in these commands: " + note);
   return text;
 }
 

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <vector>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -95,10 +96,15 @@ void refuse_unknown_verb(std::string_view word) {
                                                 : fmt::format("did you mean \"{}\"?", nearest)));
 }
 
-// A change of the config that follows another one: --set /a=1 /b=2.
+// A change of the config that follows another one: --set /a=1 /b=2. A change in two words: --set
+// lengths 2k.
 void refuse_change_without_set(int argc, char** argv) {
   for (int i = 2; i < argc; ++i) {
     const std::string_view word = argv[i];
+    if (argv[i - 1] == std::string_view("--set") && word.find('=') == word.npos) {
+      throw ConfigError(fmt::format(
+          "--set {}: expected /pointer=value in one word, e.g. /placement/replication=1.25", word));
+    }
     if (!word.starts_with('/') || word.find('=') == word.npos ||
         argv[i - 1] == std::string_view("--set"))
       continue;
@@ -107,7 +113,20 @@ void refuse_change_without_set(int argc, char** argv) {
   }
 }
 
-int main_with_errors(int argc, char** argv) {
+// "help" and "help VERB", as "--help" and "VERB --help".
+std::vector<char*> with_help_as_option(int argc, char** argv) {
+  static char option[] = "--help";
+  std::vector<char*> words(argv, argv + argc);
+  if (argc > 1 && words[1] == std::string_view("help")) {
+    words.erase(words.begin() + 1);
+    words.push_back(option);
+  }
+  return words;
+}
+
+int main_with_errors(std::vector<char*> words) {
+  const int argc = static_cast<int>(words.size());
+  char** const argv = words.data();
   CLI::App app("moesim: simulates clusters that serve Mixture-of-Experts models", "moesim");
   app.require_subcommand(1);
   app.set_version_flag("--version", "moesim " MOESIM_VERSION);
@@ -149,7 +168,7 @@ int main(int argc, char** argv) {
   // A file that outgrows its limit is then an error of writing, which is said, not a sudden end.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
-    const int code = moesim::main_with_errors(argc, argv);
+    const int code = moesim::main_with_errors(moesim::with_help_as_option(argc, argv));
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       fmt::print(stderr, "moesim: the results could not be written to stdout; is the disk full?\n");
       return 1;

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <string>
 
+#include <fmt/format.h>
+
 namespace moesim {
 
 /// A check of an option that counts: CLI11's own names its range with three hundred digits.
@@ -14,6 +16,21 @@ inline auto at_least_one() {
     const auto [last, error] = std::from_chars(text.data(), end, number);
     if (error != std::errc() || last != end) return "\"" + text + "\" is not a whole number";
     return number < 1 ? text + " is too few; at least 1 is expected" : "";
+  };
+}
+
+/// A check of an option that is a share: 90 may be meant as a percentage.
+inline auto a_share() {
+  return [](const std::string& text) -> std::string {
+    double share = 0;
+    const char* const end = text.data() + text.size();
+    const auto [last, error] = std::from_chars(text.data(), end, share);
+    if (error != std::errc() || (last != end && std::string(last, end) != "%"))
+      return "\"" + text + "\" is not a number; expected a share between 0 and 1";
+    if (last == end && share >= 0 && share <= 1) return "";
+    const std::string limits = text + " is out of range; expected a share between 0 and 1";
+    return share > 1 && share <= 100 ? limits + fmt::format("; {:g} % is {:g}", share, share / 100)
+                                     : limits;
   };
 }
 

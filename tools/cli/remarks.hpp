@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 #include <set>
 #include <string>
@@ -12,9 +13,17 @@
 
 namespace moesim {
 
+/// The recordings of routing that the requests of a deployment replay.
+struct Recordings {
+  std::int64_t count = 0;
+  bool synthetic = false;
+  int experts = 0;  ///< of the model
+};
+Recordings recordings_of(const Deployment&);
+
 /// What to say of a run that had more requests in flight in the mean than recordings of routing
 /// serve, "" where it had not, or where nearly all experts are active anyway.
-std::string remark_on_recordings(const Deployment&, const Report&);
+std::string remark_on_recordings(const Recordings&, const Report&);
 
 /// Says on stderr what readers found worth a remark, each once. For several threads at a time.
 class Remarks {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <numeric>
 #include <set>
 #include <sstream>
@@ -81,9 +80,7 @@ void Table::add(std::vector<std::string> row) {
   rows_.push_back(std::move(row));
 }
 
-std::string Table::text() const {
-  return text(output_columns().value_or(std::numeric_limits<std::size_t>::max()));
-}
+std::string Table::text() const { return text(output_columns().value_or(usual_columns)); }
 
 std::string Table::text(std::size_t columns) const {
   std::vector<std::string> head = head_;

@@ -16,7 +16,7 @@ class Table {
  public:
   explicit Table(std::vector<std::string> head) : head_(std::move(head)) {}
   void add(std::vector<std::string> row);
-  /// As wide as the output is (output_columns()).
+  /// As wide as the output is (output_columns()), else usual_columns.
   std::string text() const;
   /// At most `columns` wide where that can be: heads break at spaces, then the columns on the right
   /// follow in blocks below, each after the columns that tell the rows apart. No cell is cut.
@@ -32,6 +32,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+/// How wide an output is that does not say it.
+constexpr std::size_t usual_columns = 100;
 /// How wide the output is: $COLUMNS, else the width of the terminal that stdout is. Empty where
 /// neither says, as in a pipe.
 std::optional<std::size_t> output_columns();

@@ -15,6 +15,7 @@
 
 #include "sim/serving/simulator.hpp"
 #include "tools/plan/stages.hpp"
+#include "tools/sweep/nearest_refusal.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/sessions/session_file.hpp"
 #include "traces/sessions/sessions.hpp"
@@ -270,19 +271,15 @@ class SessionSearch {
     std::size_t done = 0;
     tbb::parallel_for(std::size_t{0}, places.size(), [&](std::size_t i) {
       if (hooks_.stop()) return;
-      std::string refused;
       tbb::this_task_arena::isolate([&] {
         try {
           bounds[i] = estimate_sessions(load(places[i]), planned_.means);
         } catch (const ConfigError& error) {
-          refused = error.what();
+          const std::lock_guard lock(mutex);
+          refused_.add(i, error);
         }
       });
       const std::lock_guard lock(mutex);
-      if (!refused.empty() && (refused_.empty() || i < first_refused_)) {
-        refused_ = refused;
-        first_refused_ = i;
-      }
       hooks_.bounded(++done, places.size());
     });
     planned_.stopped |= hooks_.stop();
@@ -291,16 +288,18 @@ class SessionSearch {
 
   // What turns ask for depends on no shape: the first that fits says it.
   void look_at_turns(const std::vector<Json>& places) {
-    for (const Json& place : places) {
-      Json from_the_first = place;
+    NearestRefusal refused;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      Json from_the_first = places[i];
       from_the_first["workload"]["sessions"]["start_at"] = "first_turn";
       try {
         planned_.means = turn_means(load(from_the_first));
         return;
       } catch (const ConfigError& error) {
-        if (&place == &places.back()) throw;
+        refused.add(i, error);
       }
     }
+    throw ConfigError(refused.text(places[refused.place()]));
   }
 
   void look_at_shapes() {
@@ -314,7 +313,7 @@ class SessionSearch {
       if (bounds[i]) bounded.push_back({places[i], *bounds[i]});
     }
     planned_.shapes = places.size();
-    if (bounded.empty()) throw ConfigError(refused_);
+    if (bounded.empty()) throw ConfigError(refused_.text(places[refused_.place()]));
     std::vector<Json> apart = pools(bounded, plan_.model, plan_.cluster);
     planned_.shapes += apart.size();
     for (std::optional<TuneBound>& bound : estimates_of(apart)) bounds.push_back(bound);
@@ -461,8 +460,7 @@ class SessionSearch {
   const PlanHooks& hooks_;
   std::optional<RateLadder> coarse_, fine_;
   std::vector<SloRun> leaders_;
-  std::string refused_;  // why the first shape that cannot be run cannot
-  std::size_t first_refused_ = 0;
+  NearestRefusal refused_;
   SessionPlanned planned_;
 };
 

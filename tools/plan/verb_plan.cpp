@@ -15,6 +15,7 @@
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/launch.hpp"
 #include "tools/cli/named_files.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/table.hpp"
@@ -420,17 +421,23 @@ std::string written_text(const Asked& asked, bool page) {
                      asked.output, page ? fmt::format(", {}.html", asked.output) : "");
 }
 
+// In which precisions the weights and the KV cache are taken to be.
+std::string assumed_precision(const SloRun& run, const Asked& asked) {
+  return precision_text(read_spec({run.config, asked.output + ".json"}).pools.back().precision);
+}
+
 std::string question_text(const PlanOptions& options, const PlanQuestion& question,
-                          const Asked& asked) {
+                          const Asked& asked, const SloRun& run) {
   std::string limits;
   for (const auto& [name, limit] :
        {std::pair{"TTFT", question.ttft}, std::pair{"TPOT", question.tpot}}) {
     if (!limit.empty())
       limits += fmt::format("{} {} within {}", limits.empty() ? "" : ",", name, limit);
   }
-  return wrapped(fmt::format("{} on {}, {} tokens in, {} out;{} for {} of the requests",
-                             asked.search.model.name, asked.cluster, question.prompt,
-                             question.output, limits, percent(options.attainment))) +
+  return wrapped(fmt::format("{} ({}) on {}, {} tokens in, {} out;{} for {} of the requests",
+                             asked.search.model.name, assumed_precision(run, asked), asked.cluster,
+                             question.prompt, question.output, limits,
+                             percent(options.attainment))) +
          "\n\n";
 }
 
@@ -440,7 +447,7 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
   const SloRun& first = met ? plan.best.front() : plan.nearest.front();
   const MoeModel& model = asked.search.model;
   std::string text =
-      question_text(options, question, asked) +
+      question_text(options, question, asked, first) +
       table_of(met ? plan.best : plan.nearest, plan, asked, ranks_by_energy(options));
   text +=
       met ? "\n" + kinds_text(plan) + legend(ranks_by_energy(options)) : "\n" + least_text(plan);
@@ -569,8 +576,8 @@ SessionLimits limits_of(const PlanOptions& options, PlanQuestion& question) {
   return limits;
 }
 
-std::string session_question(const PlanOptions& options, const Asked& asked,
-                             const TurnMeans& means) {
+std::string session_question(const PlanOptions& options, const Asked& asked, const TurnMeans& means,
+                             const SloRun& run) {
   std::string limits;
   const PlanQuestion& question = options.question;
   const SessionOptions& of_sessions = options.session_limits;
@@ -582,10 +589,11 @@ std::string session_question(const PlanOptions& options, const Asked& asked,
       limits += fmt::format("{} {} within {}", limits.empty() ? "" : ",", name, limit);
   }
   return wrapped(fmt::format(
-             "{} on {}, sessions of {}: {:.0f} turns of {:.0f} tokens in, {:.0f} of them new, "
+             "{} ({}) on {}, sessions of {}: {:.0f} turns of {:.0f} tokens in, {:.0f} of them new, "
              "{:.0f} out, {} s between turns;{}",
-             asked.search.model.name, asked.cluster, options.sessions, means.turns, means.prompt,
-             means.computed, means.output, number_text(means.gap), limits)) +
+             asked.search.model.name, assumed_precision(run, asked), asked.cluster,
+             options.sessions, means.turns, means.prompt, means.computed, means.output,
+             number_text(means.gap), limits)) +
          "\n\n";
 }
 
@@ -597,7 +605,7 @@ int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPl
   }
   const SloRun& first = met ? plan.best.front() : plan.nearest.front();
   const int gpus = asked.search.cluster.gpus();
-  const std::string text = session_question(options, asked, plan.means) +
+  const std::string text = session_question(options, asked, plan.means, first) +
                            session_answer(plan, gpus, options.host_memory) + price_text(asked);
   write_config(asked, first);
   bool page = !options.no_page;
@@ -723,7 +731,7 @@ Action setup_plan(CLI::App& command) {
   command
       .add_option("--attainment", options->attainment,
                   "the share of requests that must meet the limits")
-      ->check(CLI::Range(0., 1.))
+      ->check(a_share())
       ->capture_default_str();
   command.add_option("--trace", question.trace,
                      "a routing trace of the model (default: synthetic gating)");

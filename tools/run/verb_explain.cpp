@@ -92,20 +92,39 @@ StepContent read_step(const ConfigNode& node) {
   });
 }
 
-// Tokens in the KV cache of a request of the experiment's own load, half of its output generated.
-int mean_context(const Deployment& e) {
+// Tokens of the experiment's own load, summed over its first requests.
+struct OwnRequests {
+  double prompts = 0, outputs = 0;
+  int requests = 0;
+};
+
+OwnRequests own_requests(const Deployment& e) {
   constexpr int sample = 512;
   const auto source = e.workload.make(e.seed, e.ranks());
-  double tokens = 0;
-  int requests = 0;
-  for (; requests < sample; ++requests) {
+  OwnRequests own;
+  for (; own.requests < sample; ++own.requests) {
     const auto next = source->next();
     if (!next) break;
-    tokens += next->request.prompt_tokens + next->request.output_tokens / 2.0;
+    own.prompts += next->request.prompt_tokens;
+    own.outputs += next->request.output_tokens;
     // Later turns follow replies.
-    if (e.workload.sessions) source->completed(requests, Outcome::finished, next->arrival);
+    if (e.workload.sessions) source->completed(own.requests, Outcome::finished, next->arrival);
   }
-  return requests == 0 ? 0 : static_cast<int>(tokens / requests);
+  return own;
+}
+
+// Tokens in the KV cache of a request, half of its output generated.
+int mean_context(const Deployment& e) {
+  const OwnRequests own = own_requests(e);
+  return own.requests == 0 ? 0 : static_cast<int>((own.prompts + own.outputs / 2) / own.requests);
+}
+
+// Tokens of a prompt beside so many sequences: the mean prompt, cut to what they leave of a step.
+int mean_chunk(const Deployment& e, int sequences) {
+  const OwnRequests own = own_requests(e);
+  const int left = e.scheduler->max_num_batched_tokens() - sequences * (1 + e.speculation.tokens);
+  const double mean = own.requests == 0 ? left : std::round(own.prompts / own.requests);
+  return std::max(static_cast<int>(std::min<double>(mean, left)), 1);
 }
 
 // The experiment, in which MoE layers are drawn from steps alike where that can be.
@@ -164,8 +183,9 @@ StepContent step_of(const ExplainOptions& options, const ConfigNode& config, Tra
     content.prompts.push_back(prompt);
   }
   if (content.prompts.empty()) {
-    const int tokens =
-        options.prefill_tokens > 0 ? options.prefill_tokens : e.scheduler->max_num_batched_tokens();
+    const int tokens = options.prefill_tokens > 0 ? options.prefill_tokens
+                       : decodes                  ? mean_chunk(e, content.sequences)
+                                                  : e.scheduler->max_num_batched_tokens();
     content.prompts = {{tokens, prefix}};
   }
   return content;
@@ -210,6 +230,11 @@ double intensity(double flops, double bytes) { return bytes > 0 ? flops / bytes 
 /// Of the data sheet's peak in the operation's own precision; padded rows count.
 double peak_share(const ExplainedOperation& op) {
   return op.peak_flops > 0 ? op.flops / op.peak_flops : 0;
+}
+
+/// Of the mean GPU: those of a rank send unlike amounts, and a link has two ends.
+double link_bytes_of_mean(const ExplainedOperation& op, const ParallelPlan& plan) {
+  return op.link_bytes / plan.stage_gpus();
 }
 
 double bandwidth_share(const ExplainedOperation& op, const GpuSpec& gpu) {
@@ -426,7 +451,7 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
                                   {"hbm_bytes", op.hbm_bytes},
                                   {"l2_bytes", op.l2_bytes},
                                   {"smem_bytes", op.smem_bytes},
-                                  {"link_bytes", op.link_bytes},
+                                  {"link_bytes_mean", link_bytes_of_mean(op, e.parallel)},
                                   {"hbm_share", bandwidth_share(op, gpu)},
                                   {"peak_share", peak_share(op)}});
     if (gpu.power) json["operations"].back()["joules"] = op.joules;
@@ -478,7 +503,7 @@ std::string content_text(const ExplainedStep& step, const Deployment& e) {
 }
 
 /// A row for each operation; with AFD each says on which side it is.
-Table operations_table(const ExplainedStep& step, const GpuSpec& gpu) {
+Table operations_table(const ExplainedStep& step, const GpuSpec& gpu, const ParallelPlan& plan) {
   std::vector<std::string> heading{"operation", "ms",      "% time", "bound by", "GFLOP",
                                    "HBM MB",    "link MB", "flop/B", "% HBM",    "% peak"};
   if (gpu.power) heading.emplace_back("mJ");
@@ -494,7 +519,7 @@ Table operations_table(const ExplainedStep& step, const GpuSpec& gpu) {
                                  std::string(resource_names[at(op.bound)]),
                                  or_dash(op.flops * 1e-9, "{:.0f}"),
                                  or_dash(op.hbm_bytes * 1e-6, "{:.0f}"),
-                                 or_dash(op.link_bytes * 1e-6, "{:.0f}"),
+                                 or_dash(link_bytes_of_mean(op, plan) * 1e-6, "{:.0f}"),
                                  or_dash(intensity(op.flops, op.hbm_bytes), "{:.0f}"),
                                  or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
                                  or_dash(100 * peak_share(op), "{:.0f}")};
@@ -532,7 +557,7 @@ std::string tiers_text(const Deployment& e) {
 
 std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_load) {
   const GpuSpec& gpu = e.cluster.gpu;
-  const Table table = operations_table(step, gpu);
+  const Table table = operations_table(step, gpu, e.parallel);
   const TypicalTime typical = typical_ms(step);
   const std::string others =
       step.totals.size() == 1
@@ -541,7 +566,8 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
                         step.totals.size(), typical.mean, typical.margin);
   return fmt::format(
       "one {} step{}{}: {:.3f} ms\n"
-      "times are those of the slowest rank at each barrier\n{}"
+      "times and work are those of the slowest rank at each barrier. Link MB are of the mean "
+      "GPU\n{}"
       "{}all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
       "experts\n\n{}{}{}",
       step_kind_names[at(step.summary.kind)], content_text(step, e),
@@ -578,7 +604,8 @@ Action setup_explain(CLI::App& command) {
   CLI::Option* const tokens =
       command
           .add_option("--prefill-tokens", options->prefill_tokens,
-                      "prompt tokens per rank (default: max_num_batched_tokens)")
+                      "prompt tokens per rank (default: max_num_batched_tokens; in a mixed step "
+                      "the mean prompt of the config's own load, at most what decodes leave)")
           ->check(CLI::Range(1, 1 << 20));
   CLI::Option* const prompts =
       command
@@ -598,6 +625,12 @@ Action setup_explain(CLI::App& command) {
                   "similar steps to price for the mean and its interval (default: 16)")
       ->check(CLI::Range(1, 1 << 16));
   command.add_flag("--json", options->json, "print JSON instead of a table");
+  command.footer(
+      "bound by: what takes most of the time. hbm and tensor_core: the bytes or the flops, at the "
+      "rates that a kernel reaches. launch: neither of them accounts for half of a kernel's time. "
+      "The rest is launch, drain and a GPU that a small batch does not fill. Such a time hardly "
+      "falls with fewer bytes or flops.\n"
+      "CONFIG's keys, with units and defaults: moesim keys; for editors: moesim keys --schema");
   return [options] {
     TraceLibrary traces;
     const ConfigNode config = options->experiment.read();

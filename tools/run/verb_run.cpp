@@ -570,11 +570,20 @@ int run_deployments(const RunOptions& options, const ConfigNode& config) {
   Remarks remarks;
   const auto start = std::chrono::steady_clock::now();
   ProgressBar progress("requests");
+  std::vector<Recordings> recordings;  // of each deployment
   const ClusterReport report = run_shared(
       read_shared_cluster(config), traces, {},
       [&](std::int64_t finished, std::int64_t expected) { progress.update(finished, expected); },
-      [&](const Experiment& experiment) { remarks.say_of(experiment); });
+      [&](const Experiment& experiment) {
+        remarks.say_of(experiment);
+        recordings.push_back(recordings_of(experiment.decode()));
+      });
   progress.finish();
+  for (std::size_t i = 0; i < recordings.size(); ++i) {
+    const auto& [name, stats] = report.deployments.at(i);
+    const std::string remark = remark_on_recordings(recordings[i], stats.report);
+    if (!remark.empty()) remarks.say(fmt::format("deployment {}: {}", name, remark));
+  }
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
   const OrderedJson document = report.document();
   const std::string json = document.dump(1) + "\n";
@@ -637,7 +646,7 @@ int run_experiment(const RunOptions& options) {
           : "";
   spdlog::info("simulated {} steps in {:.2f} s ({:.0f} steps/s{})", report.work.steps, wall.count(),
                profile["steps_per_s"].get<double>(), ids);
-  remarks.say(remark_on_recordings(experiment.decode(), report));
+  remarks.say(remark_on_recordings(recordings_of(experiment.decode()), report));
   OrderedJson document = report.document();
   std::string text = summary(report, experiment.decode());
   if (options.intervals) {

@@ -99,6 +99,8 @@ ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options) {
   if (options.redundant >= 0) add_copies(config, options.redundant, experts_of(base));
   if (options.metro) route_by_metro(config);
   for (const std::string& change : options.experiment.overrides) apply_override(config, change);
+  for (const std::string& change : options.experiment.overrides)
+    refuse_change_beside_pools(config, change);
   if (config == base.json()) {
     if (!options.ep.empty()) {
       throw ConfigError(fmt::format(
@@ -216,6 +218,8 @@ int run(const WhatIfOptions& options) {
   const Experiment second = remarks.say_of(load_experiment(other, traces));
   Report before, after;
   tbb::parallel_invoke([&] { before = moesim::run(first); }, [&] { after = moesim::run(second); });
+  remarks.say(remark_on_recordings(recordings_of(first.decode()), before));
+  remarks.say(remark_on_recordings(recordings_of(second.decode()), after));
   const Json patch = Json::diff(base.json(), other.json());
   print(options.json ? to_json(before, after, patch).dump(1) + "\n"
                      : to_text(before, after, patch));

@@ -16,7 +16,6 @@ namespace moesim {
 
 namespace {
 
-constexpr std::size_t usual_columns = 100;
 constexpr std::size_t column_gap = 2;
 
 // The last `keys` keys of a pointer: "/token_routing/decode", 1 -> "decode".

@@ -24,7 +24,7 @@ PointRunner experiments_at(const std::filesystem::path& base_file, const Policie
           [shared](const Json& config) {
             const Experiment experiment = shared->load(config);
             const Report report = run(experiment);
-            shared->remarks.say(remark_on_recordings(experiment.decode(), report));
+            shared->remarks.say(remark_on_recordings(recordings_of(experiment.decode()), report));
             return report.document().dump();
           }};
 }

@@ -20,6 +20,7 @@
 #include "sim/report/slo_watch.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/sweep/axes.hpp"
+#include "tools/sweep/nearest_refusal.hpp"
 #include "tools/sweep/slo_bound.hpp"
 #include "tools/sweep/store.hpp"
 #include "tools/sweep/sweep.hpp"
@@ -392,7 +393,7 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
   std::vector<std::optional<TuneBound>> bounds = search.bounds;
   const std::size_t known = bounds.size();
   bounds.resize(search.places.size());
-  std::vector<std::string> errors(search.places.size());
+  NearestRefusal refused;
   // Nothing is known of how many sessions a place may serve: so many times the ladder's heaviest
   // load are tried at most.
   constexpr double beyond_ladder = 4;
@@ -409,7 +410,8 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
                             ? TuneBound{.goodput = beyond_ladder * highest_load}
                             : bound_of(experiment, search.attainment, search.mixed_steps);
       } catch (const ConfigError& error) {
-        errors[place] = error.what();
+        const std::lock_guard lock(mutex);
+        refused.add(place, error);
       }
     });
     const std::lock_guard lock(mutex);
@@ -417,16 +419,10 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
   });
 
   SloResult result;
-  for (const std::string& error : errors) {
-    if (error.empty()) continue;
-    if (result.cannot_run++ == 0) result.refused = error;
-  }
-  if (result.cannot_run == search.places.size()) {
-    throw ConfigError(result.cannot_run == 1
-                          ? result.refused
-                          : fmt::format("{} (none of the {} points can be run; this is the first)",
-                                        result.refused, result.cannot_run));
-  }
+  result.cannot_run = refused.count();
+  result.refused = refused.why();
+  if (result.cannot_run == search.places.size())
+    throw ConfigError(refused.text(search.places[refused.place()]));
   double best_bound = 0;
   for (const auto& bound : bounds) {
     if (bound) best_bound = std::max(best_bound, bound->goodput);

@@ -98,7 +98,7 @@ struct SloResult {
   std::vector<std::optional<TuneBound>> bounds;  ///< of each place; nothing where it cannot be run
   std::size_t resumed = 0;                       ///< runs that the store held
   std::size_t cannot_run = 0;                    ///< places
-  std::string refused;                           ///< why the first such place cannot
+  std::string refused;                           ///< why one such place cannot (NearestRefusal)
 };
 
 /// Whether a run's rates are those of a steady state: "stable", or why not.

@@ -10,6 +10,7 @@
 #include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/launch.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/table.hpp"
@@ -289,7 +290,7 @@ Action setup_tune(CLI::App& command) {
   command
       .add_option("--attainment", options->attainment,
                   "the share of requests that must meet the SLO")
-      ->check(CLI::Range(0., 1.))
+      ->check(a_share())
       ->capture_default_str();
   options->session_limits.add_to(command);
   command.add_flag("--sure", options->sure, "run every point that could still be better");
