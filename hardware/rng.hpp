@@ -33,8 +33,8 @@ class Rng {
     }
   }
 
-  // Inlined wherever it is called: else a build that optimises the libraries alone, as those for sanitizers do, would link
-  // the copy of a file that is not optimised.
+  // Inlined wherever it is called: else a build that optimises the libraries alone, as those for
+  // sanitizers do, would link the copy of a file that is not optimised.
   [[gnu::always_inline]] inline std::uint64_t bits() {
     auto& [s0, s1, s2, s3] = state_;
     const std::uint64_t result = std::rotl(s1 * 5, 7) * 9;
@@ -49,7 +49,9 @@ class Rng {
   }
 
   /// In [0, 1), 53 bits.
-  [[gnu::always_inline]] inline double uniform() { return static_cast<double>(bits() >> 11) * 0x1.0p-53; }
+  [[gnu::always_inline]] inline double uniform() {
+    return static_cast<double>(bits() >> 11) * 0x1.0p-53;
+  }
 
   /// A whole number in [0, bound); bound >= 1. Unbiased (Lemire 2019).
   [[gnu::always_inline]] inline std::uint64_t below(std::uint64_t bound) {

@@ -117,7 +117,7 @@ refuses 'tpot: 0 ms is out of range' plan --model qwen3_30b_a3b --gpu h100 --gpu
 refuses 'did you mean "a100_40g" or "a100_80g"' plan --model qwen3_30b_a3b --gpu a100 --gpus 8 --tpot 50ms
 refuses 'Give one or both' plan --model qwen3_30b_a3b --gpu h100 --gpus 8
 refuses 'needs --gpu' plan --model qwen3_30b_a3b --tpot 50ms
-refuses 'does not fit.*about 1[0-9] like these.*this is the one nearest to fitting: .*"ep":[12],.*"tp":2' \
+refuses 'does not fit.*about 9 like these.*this is the one nearest to fitting: .*"ep":[12],.*"tp":2' \
   plan --model deepseek_v3 --gpu h100 --gpus 2 --tpot 50ms -o small
 refuses 'is not a number of tokens' plan --model qwen3_30b_a3b --gpu h100 --tpot 50ms --isl 4q
 refuses 'give one of them, not both' plan --model qwen3_30b_a3b --gpu h100 --cluster h100x8 --tpot 50ms
