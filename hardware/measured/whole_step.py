@@ -13,7 +13,6 @@ without the experts' GEMMs), up and down (rows, columns, depth, warps, stages of
 import argparse
 import csv
 import datetime
-import statistics
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ import triton
 import triton.language as tl
 
 from fused_experts import experts_gemm, swiglu, tilings
+from measure import median_us
 from row_passes import add_norm, weighted_sum
 
 HIDDEN, HEADS, KV_HEADS, DIM, EXPERTS, TOP_K, WIDTH, LAYERS, VOCABULARY = 2048, 32, 4, 128, 128, 8, 768, 48, 151936
@@ -174,27 +174,6 @@ class Model:
             assert error < 0.02, f"the experts differ from PyTorch's by {error}"
 
 
-def median_ms(call, repeats, launches=1):
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(launches):
-                call()
-    times = []
-    for i in range(repeats + 3):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if i >= 3:
-            times.append(begin.elapsed_time(end) / launches)
-    return statistics.median(times)
-
-
 def fastest(model, chosen, layers=6):
     """Rows of a tile and the tilings of both GEMMs that are fastest over some layers."""
     active = int((torch.bincount(chosen[0].flatten(), minlength=EXPERTS) > 0).sum())
@@ -213,7 +192,7 @@ def fastest(model, chosen, layers=6):
                 for layer, routing in zip(model.layers, routings):
                     model.gemm(x, layer[name], out, routing, rows, tiling)
 
-            found.append(min((median_ms(lambda: calls(t), 3), t) for t in tilings("bf16") if rows * t[0] <= 8192))
+            found.append(min((median_us([lambda: calls(t)], repeats=3), t) for t in tilings("bf16") if rows * t[0] <= 8192))
         if best is None or found[0][0] + found[1][0] < best[0]:
             best = found[0][0] + found[1][0], rows, found[0][1], found[1][1]
     return best[1:]
@@ -238,7 +217,7 @@ def main():
             rows, up, down = fastest(model, chosen)
             routings = [Routing(c, rows) for c in chosen]
             tokens = torch.randint(VOCABULARY, (batch,), device="cuda")
-            times = [median_ms(lambda: model.step(tokens, caches, options.context, routings, rows, up, down, gemms), 15)
+            times = [median_us([lambda: model.step(tokens, caches, options.context, routings, rows, up, down, gemms)]) / 1e3
                      for gemms in (True, False)]
             lines.append([options.context, batch, pool, f"{sum(r.active for r in routings) / LAYERS:.2f}", *(f"{t:.3f}" for t in times),
                           f"{rows}x" + "x".join(map(str, up)), f"{rows}x" + "x".join(map(str, down))])

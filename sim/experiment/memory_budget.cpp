@@ -185,16 +185,15 @@ void check_outages(const Deployment& e) {
     const auto ranks = std::ranges::count(live, 1);
     const std::int64_t needed = kv_blocks_for_experts(e, ranks);
     if (needed < e.memory.kv_blocks) continue;
-    throw DoesNotFit(fmt::format("{}:{}/failures: without {} {} slots are left for {} experts, and "
-                                 "each rank would give up "
-                                 "{} KV blocks for the others but has {}; use a replication of at "
-                                 "least {:.3g}, more GPUs "
-                                 "or "
-                                 "a narrower precision",
-                                 e.node.file().string(), e.node.pointer(), outage.what,
-                                 ranks * e.placement_problem.slots_per_gpu, e.model.experts, needed,
-                                 e.memory.kv_blocks, double(e.parallel.ep) / double(ranks)),
-                     e.kv_layout.block * double(needed - e.memory.kv_blocks));
+    throw DoesNotFit(
+        fmt::format(
+            "{}:{}/failures: without {} {} slots are left for {} experts, and each rank would give "
+            "up {} KV blocks for the others but has {}; use a replication of at least {:.3g}, more "
+            "GPUs or a narrower precision",
+            e.node.file().string(), e.node.pointer(), outage.what,
+            ranks * e.placement_problem.slots_per_gpu, e.model.experts, needed, e.memory.kv_blocks,
+            double(e.parallel.ep) / double(ranks)),
+        e.kv_layout.block * double(needed - e.memory.kv_blocks));
   }
 }
 
