@@ -18,7 +18,8 @@ RECORDED = {"hardware/README.md", "sim/engines/README.md", "hardware/profiles/RE
             "tools/docs/questions.md",
             "traces/README.md"}
 # Other tests see the ends of all but the studies: tune.sh, plan.sh, quick_figures.py, tests/tools.
-LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 1,2,4 ", "--gpu h200 --gpus 8 --sessions codex ", "reproduce deployments_decode ",
+LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 1,2,4 ", "--gpu h200 --gpus 8 --sessions codex ",
+        "plan --model deepseek_v3 --cluster gb200_nvl72 ", "reproduce deployments_decode ",
         "tune configs/tune_quick.json", "calibrate --families ", "sensitivity configs/quick_rivals_sweep.json",
         "sensitivity configs/metro_deepseek_v3_rivals_sweep.json", "sensitivity configs/quick.json",
         "sweep configs/study_insurance_sweep.json ", "sweep configs/study_drafts_sweep.json ", "sweep configs/energy_deepseek_v3_sweep.json ",

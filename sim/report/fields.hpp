@@ -32,6 +32,9 @@ using Named = std::vector<std::pair<std::string, T>>;
 /// Throws std::logic_error for a share above 1.
 void check_share(std::string_view key, std::string_view unit, double value);
 
+/// Sets a key of an object. Hundreds of rows call this, which the compiler would repeat for each.
+void put(OrderedJson& object, const std::string& key, OrderedJson value);
+
 /// One key of the object that a T is written as: its value and what documents it, in one row.
 template <class T>
 struct Field {
@@ -84,7 +87,7 @@ OrderedJson written(const T& value) {
     for (const auto& element : value) json.push_back(written(element));
   } else if constexpr (Shape<T>::named) {
     json = OrderedJson::object();
-    for (const auto& [name, element] : value) json[name] = written(element);
+    for (const auto& [name, element] : value) put(json, name, written(element));
   } else {
     json = value;
   }
@@ -128,34 +131,34 @@ template <class T>
 class FieldTable {
  public:
   template <class Projection>
-  FieldTable& add(std::string key, Projection projection, std::string meaning,
-                  std::string unit = "", Better better = Better::neither) {
-    return row(std::move(key), projection, std::move(meaning), std::move(unit), better,
+  FieldTable& add(std::string_view key, Projection projection, std::string_view meaning,
+                  std::string_view unit = "", Better better = Better::neither) {
+    return row(key, meaning, unit, better, documents(projection),
                [projection](OrderedJson& object, const Field<T>& field, const T& section) {
                  const auto& value = std::invoke(projection, section);
                  if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, double>) {
                    check_share(field.key, field.unit, value);
                  }
-                 object[field.key] = fields::written(value);
+                 put(object, field.key, fields::written(value));
                });
   }
   /// Adds a row of a key that is left out where its value is empty.
   template <class Projection>
-  FieldTable& add_if_any(std::string key, Projection projection, std::string meaning,
-                         std::string unit = "", Better better = Better::neither) {
-    return row(std::move(key), projection, std::move(meaning), std::move(unit), better,
+  FieldTable& add_if_any(std::string_view key, Projection projection, std::string_view meaning,
+                         std::string_view unit = "", Better better = Better::neither) {
+    return row(key, meaning, unit, better, documents(projection),
                [projection](OrderedJson& object, const Field<T>& field, const T& section) {
                  const auto& value = std::invoke(projection, section);
-                 if (!fields::is_nothing(value)) object[field.key] = fields::written(value);
+                 if (!fields::is_nothing(value)) put(object, field.key, fields::written(value));
                });
   }
   /// Keys of a part that stand among those of the section.
   template <class Projection>
   FieldTable& merge(Projection projection) {
-    return row("", projection, "", "", Better::neither,
+    return row("", "", "", Better::neither, documents(projection),
                [projection](OrderedJson& object, const Field<T>&, const T& section) {
                  OrderedJson part = fields::written(std::invoke(projection, section));
-                 for (auto& [key, value] : part.items()) object[key] = std::move(value);
+                 for (auto& [key, value] : part.items()) put(object, key, std::move(value));
                });
   }
   /// What stands for the names of the map that was added last: "KIND".
@@ -167,17 +170,18 @@ class FieldTable {
   operator std::vector<Field<T>>() & { return std::move(fields_); }
 
  private:
-  template <class Projection, class Write>
-  FieldTable& row(std::string key, Projection, std::string meaning, std::string unit, Better better,
-                  Write write) {
+  template <class Projection>
+  static auto documents(Projection) {
     using Value = std::remove_cvref_t<std::invoke_result_t<Projection, const T&>>;
-    fields_.push_back({std::move(key),
-                       std::move(unit),
-                       better,
-                       std::move(meaning),
-                       std::move(write),
-                       &fields::document<Value>,
-                       {}});
+    return &fields::document<Value>;
+  }
+  // Hundreds of rows call this, which the compiler would repeat for each.
+  [[gnu::noinline]] FieldTable& row(std::string_view key, std::string_view meaning,
+                                    std::string_view unit, Better better,
+                                    decltype(Field<T>::document) document,
+                                    decltype(Field<T>::write) write) {
+    fields_.push_back({std::string(key), std::string(unit), better, std::string(meaning),
+                       std::move(write), document, {}});
     return *this;
   }
   std::vector<Field<T>> fields_;

@@ -1165,6 +1165,10 @@ bool is_one_of(std::string_view pointer, std::string_view documented) {
 
 }  // namespace
 
+void put(OrderedJson& object, const std::string& key, OrderedJson value) {
+  object[key] = std::move(value);
+}
+
 void check_share(std::string_view key, std::string_view unit, double value) {
   constexpr double rounding = 1e-9;
   if (is_share(unit) && value > 1 + rounding) {
