@@ -330,7 +330,9 @@ OrderedJson comparisons_of(const StoredSweep& sweep, const Done& done,
 OrderedJson compared_metrics_json() {
   OrderedJson metrics = OrderedJson::array();
   for (const ComparedMetric& metric : compared_metrics) {
-    metrics.push_back({{"name", metric.name}, {"more_is_better", metric.more_is_better()}});
+    metrics.push_back({{"name", metric.name},
+                       {"label", metric.metric->label},
+                       {"more_is_better", metric.more_is_better()}});
   }
   return metrics;
 }

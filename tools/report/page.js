@@ -24,6 +24,8 @@ function number(v) {
   const digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : 3;
   return v.toLocaleString('en', { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
+// "Median TPOT" -> "median TPOT"; abbreviations stay.
+const within_sentence = label => label.replace(/^[A-Z](?=[a-z])/, first => first.toLowerCase());
 const with_unit = metric => metric.unit ? `${metric.label}, ${metric.unit}` : metric.label;
 const escaped = text => echarts.format.encodeHTML(String(text));
 
@@ -439,11 +441,11 @@ function show_comparisons() {
       element('thead', {}, element('tr', {}, ['', 'ratio', 'better', 'worse', 'pairs'].map((t, i) => element('th', { class: i ? '' : 'text' }, t)))),
       element('tbody', {}, names.map(m => {
         const s = c.summary[m.name];
-        return element('tr', {}, element('th', { class: 'text' }, m.name), ratio_cell(s.ratio, m.more_is_better),
+        return element('tr', {}, element('th', { class: 'text' }, m.label), ratio_cell(s.ratio, m.more_is_better),
           element('td', {}, String(s.wins)), element('td', {}, String(s.losses)), element('td', {}, String(s.pairs)));
       })));
     const pairs = element('table', {},
-      element('thead', {}, element('tr', {}, [...c.settings, ...names.map(m => m.name)].map((t, i) => element('th', { class: i < c.settings.length ? 'text' : '' }, t)))),
+      element('thead', {}, element('tr', {}, [...c.settings, ...names.map(m => m.label)].map((t, i) => element('th', { class: i < c.settings.length ? 'text' : '' }, t)))),
       element('tbody', {}, c.pairs.map(pair => element('tr', {}, pair.settings.map(s => element('td', { class: 'text' }, s)),
         names.map(m => ratio_cell(pair.ratios[m.name], m.more_is_better))))));
     return element('div', { class: 'comparison' }, element('h3', {}, `${c.axis}: ${c.candidate} over ${c.baseline}`),
@@ -745,7 +747,7 @@ function show_result() {
   const of_group = data.groups.map((_, g) => best.filter(p => p.group === g).length);
   const leader = of_group.indexOf(Math.max(...of_group));
   const top = best.reduce((a, b) => ((y.less ? b.metrics[state.y] < a.metrics[state.y] : b.metrics[state.y] > a.metrics[state.y]) ? b : a));
-  const reached = `${y.label} reaches ${number(top.metrics[state.y])}${y.unit ? ` ${y.unit}` : ''} at a ${x.label} of ${number(top.metrics[state.x])}${x.unit ? ` ${x.unit}` : ''}.`;
+  const reached = `${y.label} reaches ${number(top.metrics[state.y])}${y.unit ? ` ${y.unit}` : ''} at a ${within_sentence(x.label)} of ${number(top.metrics[state.x])}${x.unit ? ` ${x.unit}` : ''}.`;
   by_id('result').textContent = data.groups.length < 2 ? reached
     : `${group_label(leader)} is ahead: ${of_group[leader]} of the ${best.length} points that no other beats. ${reached}`;
 }
