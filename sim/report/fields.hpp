@@ -180,8 +180,13 @@ class FieldTable {
                                     std::string_view unit, Better better,
                                     decltype(Field<T>::document) document,
                                     decltype(Field<T>::write) write) {
-    fields_.push_back({std::string(key), std::string(unit), better, std::string(meaning),
-                       std::move(write), document, {}});
+    fields_.push_back({std::string(key),
+                       std::string(unit),
+                       better,
+                       std::string(meaning),
+                       std::move(write),
+                       document,
+                       {}});
     return *this;
   }
   std::vector<Field<T>> fields_;
