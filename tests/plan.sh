@@ -73,6 +73,12 @@ grep -Eq '^least TPOT possible: [0-9.]+ ms \(' text || fail "it does not say wha
 [[ -e olmoe_1b_7b-h100x1-256-16-1s.json && -e olmoe_1b_7b-h100x2-256-16-1s.sqlite ]] || fail "names: $(ls)"
 grep -q '^price: \$2.00 per GPU-hour (--price)$' scaling || fail "no price"
 grep -Eq '^ *GPUs +req/s +per GPU' scaling || fail "no line of scaling: $(cat scaling)"
+# In another precision than the model's files have.
+"$moesim" plan --model olmoe_1b_7b --gpu h100 --gpus 1 --isl 256 --osl 16 --ttft 1s --precision fp8 --kv-cache-dtype fp8 --no-page \
+  --launch vllm >fp8 2>log || fail "--precision fp8: $(tail -n 1 log)"
+tr -s '\n ' ' ' <fp8 | grep -q '(experts fp8, other weights fp8, KV cache fp8, ' || fail "not in fp8: $(head -n 2 fp8)"
+[[ -e olmoe_1b_7b-h100x1-256-16-1s-fp8-kv_fp8.json ]] || fail "names with precisions: $(ls)"
+grep -q -- '--kv-cache-dtype fp8' fp8 || fail "vLLM is not told of the cache: $(tail -n 12 fp8)"
 refuses() {
   local code=0
   "$moesim" "${@:2}" >/dev/null 2>log || code=$?
@@ -109,6 +115,7 @@ hopeless=("${agents[@]/300ms/1us}")
 hopeless[-1]=hopeless-agents
 code=0; "$moesim" "${hopeless[@]}" >/dev/null 2>log || code=$?
 ((code == 3)) && grep -q 'no deployment meets the limits; the nearest, with ' log || fail "hopeless sessions: exit $code: $(tail -n 1 log)"
+refuses '^.*--precision: there is no precision "fp9"; one of: bf16, fp8' plan --model qwen3_30b_a3b --gpu h100 --tpot 50ms --precision fp9
 refuses 'did you mean "codex"' plan --model qwen3_30b_a3b --gpu h100 --sessions codx --tpot 50ms
 refuses 'limits of --sessions' plan --model qwen3_30b_a3b --gpu h100 --session-p90 50s
 refuses 'did you mean "h100"' plan --model qwen3_30b_a3b --gpu h10O --gpus 8 --tpot 50ms

@@ -61,6 +61,34 @@ TEST_CASE("plan takes the routing statistics that a model names, or those of oth
   CHECK_THROWS_AS(gating(), ConfigError);
 }
 
+TEST_CASE("plan asks for weights as stored, or in the precision that it is told") {
+  const MoeModel moe = some_model();
+  MoeModel dense;
+  const StoredPrecision stored{.plan = {.experts = Precision::bf16, .attention = Precision::fp8},
+                               .said_by = "test"};
+  const auto asked = [&](std::string precision, std::string kv, const MoeModel& model, bool known) {
+    const PlanQuestion question{.precision = std::move(precision), .kv_cache_dtype = std::move(kv)};
+    const Json base =
+        base_deployment(question, model, known ? std::optional(stored) : std::nullopt);
+    return base.contains("precision") ? base.at("precision") : Json();
+  };
+  CHECK(asked("", "", moe, true) == Json{{"experts", "bf16"}, {"attention", "fp8"}});
+  CHECK(asked("", "", moe, false).is_null());
+  CHECK(asked("fp8_block", "", moe, true) ==
+        Json{{"experts", "fp8_block"}, {"attention", "fp8_block"}});
+  // Checkpoints of four bits convert experts; those of dense models convert everything.
+  CHECK(asked("nvfp4", "", moe, true) == Json{{"experts", "nvfp4"}, {"attention", "fp8"}});
+  CHECK(asked("nvfp4", "", moe, false) == Json{{"experts", "nvfp4"}, {"attention", "bf16"}});
+  CHECK(asked("nvfp4", "", dense, true) == Json{{"experts", "nvfp4"}, {"attention", "nvfp4"}});
+  CHECK(asked("int4/bf16", "fp8", moe, true) ==
+        Json{{"experts", "int4"}, {"attention", "bf16"}, {"kv_cache", "fp8"}});
+  CHECK(asked("", "fp8", moe, false) ==
+        Json{{"experts", "bf16"}, {"attention", "bf16"}, {"kv_cache", "fp8"}});
+  CHECK_THROWS_WITH(asked("fp9", "", moe, true), Contains("--precision") && Contains("nvfp4"));
+  CHECK_THROWS_WITH(asked("fp8/", "", moe, true), Contains("--precision"));
+  CHECK_THROWS_WITH(asked("", "fp9", moe, true), Contains("--kv-cache-dtype"));
+}
+
 TEST_CASE("pools: the best prefills of each depth, and decode on all that is left") {
   // A pipeline that is bounded lower than four flat layouts; groups of 12 leave GPUs over.
   const std::vector<BoundedShape> bounded{

@@ -94,6 +94,44 @@ Json gating_of(const PlanQuestion& question, const MoeModel& model) {
           {"decode_rows", 32}};
 }
 
+void require_precision(std::string_view option, const std::string& name) {
+  if (std::ranges::find(precision_names, name) != precision_names.end()) return;
+  throw ConfigError(fmt::format("{}: there is no precision \"{}\"; one of: {}", option, name,
+                                fmt::join(precision_names, ", ")));
+}
+
+// What the question says of precisions, else what the model's files do; null where neither does.
+Json precision_of(const PlanQuestion& question, const MoeModel& model,
+                  const std::optional<StoredPrecision>& stored) {
+  Json precision;
+  // Presets of engines go by what an experiment says.
+  if (stored) {
+    const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
+    precision = {{"experts", name(stored->plan.experts)},
+                 {"attention", name(stored->plan.attention)}};
+  }
+  if (!question.precision.empty()) {
+    const std::size_t slash = question.precision.find('/');
+    const std::string experts = question.precision.substr(0, slash);
+    require_precision("--precision", experts);
+    const bool four_bits = experts == "nvfp4" || experts == "mxfp4" || experts == "int4";
+    std::string others = experts;
+    if (slash != std::string::npos) {
+      others = question.precision.substr(slash + 1);
+      require_precision("--precision", others);
+    } else if (four_bits && model.experts > 0) {
+      others = stored ? precision.at("attention").get<std::string>() : "bf16";
+    }
+    precision = {{"experts", experts}, {"attention", others}};
+  }
+  if (!question.kv_cache_dtype.empty()) {
+    require_precision("--kv-cache-dtype", question.kv_cache_dtype);
+    if (precision.is_null()) precision = {{"experts", "bf16"}, {"attention", "bf16"}};
+    precision["kv_cache"] = question.kv_cache_dtype;
+  }
+  return precision;
+}
+
 }  // namespace
 
 Json base_deployment(const PlanQuestion& question, const MoeModel& model,
@@ -119,12 +157,8 @@ Json base_deployment(const PlanQuestion& question, const MoeModel& model,
     config["placement"] = {
         {"type", "eplb"}, {"replication", 1.0}, {"load", {{"from", "trace"}, {"disjoint", true}}}};
   }
-  // Presets of engines go by what an experiment says.
-  if (stored) {
-    const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
-    config["precision"] = {{"experts", name(stored->plan.experts)},
-                           {"attention", name(stored->plan.attention)}};
-  }
+  if (Json precision = precision_of(question, model, stored); !precision.is_null())
+    config["precision"] = std::move(precision);
   if (!question.ttft.empty()) config["slo"]["ttft"] = question.ttft;
   if (!question.tpot.empty()) config["slo"]["tpot"] = question.tpot;
   return config;

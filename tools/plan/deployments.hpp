@@ -19,6 +19,10 @@ struct PlanQuestion {
   std::string trace;  ///< of routing; none: synthetic gating
   int prompt = 1000, output = 200;
   std::string ttft, tpot;  ///< limits; empty: none
+  /// "fp8", or "nvfp4/fp8": of the experts' weights, then of all others. Of one name of four bits
+  /// the others of a model with experts stay as its files store them. Empty: all as stored.
+  std::string precision;
+  std::string kv_cache_dtype;  ///< "fp8"; empty: as the engine does by default
   std::string rate = "1 /s";
   std::uint64_t seed = 1;
 };
@@ -28,7 +32,7 @@ struct PlanQuestion {
 Json cluster_of(const std::string& gpu, int gpus, std::string& remark);
 
 /// The experiment that answers the question but for its shape: linear routing's defaults, an EPLB
-/// placement of one copy each.
+/// placement of one copy each. Throws ConfigError where a precision has no such name.
 Json base_deployment(const PlanQuestion&, const MoeModel&, const std::optional<StoredPrecision>&);
 
 /// Which layouts are looked at: TP x DP x PP with whole experts or experts cut over all GPUs; or

@@ -103,6 +103,8 @@ std::string name_of(const PlanOptions& options, const PlanQuestion& question, in
     if (!limit.empty()) name += "-" + limit;
   }
   if (question.engine != PlanQuestion().engine) name += "-" + question.engine;
+  if (!question.precision.empty()) name += "-" + question.precision;
+  if (!question.kv_cache_dtype.empty()) name += "-kv_" + question.kv_cache_dtype;
   for (const std::string& file : {question.trace, options.anchor})
     if (!file.empty()) name += "-" + stem(file);
   if (options.drafts > 0) name += fmt::format("-drafts{}x{}", options.drafts, options.acceptance);
@@ -759,6 +761,11 @@ Action setup_plan(CLI::App& command) {
                   "engine whose defaults and measured kernels are used, or none")
       ->check(CLI::IsMember(engines))
       ->capture_default_str();
+  command.add_option("--precision", question.precision,
+                     "of weights, e.g. fp8; nvfp4/fp8: of experts, then of all others (default: as "
+                     "the model's files store them)");
+  command.add_option("--kv-cache-dtype", question.kv_cache_dtype,
+                     "precision of the KV cache, e.g. fp8 (default: the engine's)");
   command
       .add_option(
           "--layouts", options->layouts,
