@@ -59,10 +59,11 @@ std::string state_in(const Json& report) {
   return state == nullptr ? "" : state->get<std::string>();
 }
 
-// Whether the time to the first token grows so fast that it will miss its limit in a run four times
-// as long.
+// Whether the time to the first token grows so fast that it will miss its limit in a run twice as
+// long. No further: queues near the capacity take tens of seconds to reach their mean, and then
+// stay.
 bool grows_beyond(const Json& report, const std::optional<double>& limit_ms) {
-  constexpr double later = 3;  // run lengths from now
+  constexpr double later = 1;  // run lengths from now
   const auto growth = number_at(report, "/measurement/ttft_growth");
   const auto p90 = number_of(report, metric("p90_ttft_ms"));
   const auto seconds = number_at(report, "/metrics/duration_s");

@@ -30,7 +30,7 @@ enum class Proof {
   attained,  ///< it is not overloaded: for short runs that only choose what is looked at next
   steady,    ///< it is in a steady state
   lasting    ///< and attainment of the second half misses what is asked by no more than two
-             ///< standard errors; and TTFT does not grow beyond its limit in four times the time
+             ///< standard errors; and TTFT does not grow beyond its limit in twice the time
 };
 
 /// A search for the most requests/s under an SLO.
