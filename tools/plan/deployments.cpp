@@ -94,41 +94,35 @@ Json gating_of(const PlanQuestion& question, const MoeModel& model) {
           {"decode_rows", 32}};
 }
 
-void require_precision(std::string_view option, const std::string& name) {
-  if (std::ranges::find(precision_names, name) != precision_names.end()) return;
+Precision precision_named(std::string_view option, const std::string& name) {
+  const auto found = std::ranges::find(precision_names, name);
+  if (found != precision_names.end())
+    return static_cast<Precision>(found - precision_names.begin());
   throw ConfigError(fmt::format("{}: there is no precision \"{}\"; one of: {}", option, name,
-                                fmt::join(precision_names, ", ")));
+                                join_names(precision_names)));
 }
 
 // What the question says of precisions, else what the model's files do; null where neither does.
+// Presets of engines go by what an experiment says.
 Json precision_of(const PlanQuestion& question, const MoeModel& model,
                   const std::optional<StoredPrecision>& stored) {
-  Json precision;
-  // Presets of engines go by what an experiment says.
-  if (stored) {
-    const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
-    precision = {{"experts", name(stored->plan.experts)},
-                 {"attention", name(stored->plan.attention)}};
-  }
+  Precision experts = stored ? stored->plan.experts : Precision::bf16;
+  Precision others = stored ? stored->plan.attention : Precision::bf16;
   if (!question.precision.empty()) {
     const std::size_t slash = question.precision.find('/');
-    const std::string experts = question.precision.substr(0, slash);
-    require_precision("--precision", experts);
-    const bool four_bits = experts == "nvfp4" || experts == "mxfp4" || experts == "int4";
-    std::string others = experts;
+    experts = precision_named("--precision", question.precision.substr(0, slash));
+    const bool four_bits = bytes_per_element(experts) < 1;
     if (slash != std::string::npos) {
-      others = question.precision.substr(slash + 1);
-      require_precision("--precision", others);
-    } else if (four_bits && model.experts > 0) {
-      others = stored ? precision.at("attention").get<std::string>() : "bf16";
+      others = precision_named("--precision", question.precision.substr(slash + 1));
+    } else if (!four_bits || model.experts == 0) {
+      others = experts;
     }
-    precision = {{"experts", experts}, {"attention", others}};
   }
-  if (!question.kv_cache_dtype.empty()) {
-    require_precision("--kv-cache-dtype", question.kv_cache_dtype);
-    if (precision.is_null()) precision = {{"experts", "bf16"}, {"attention", "bf16"}};
-    precision["kv_cache"] = question.kv_cache_dtype;
-  }
+  if (!stored && question.precision.empty() && question.kv_cache_dtype.empty()) return {};
+  const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
+  Json precision{{"experts", name(experts)}, {"attention", name(others)}};
+  if (!question.kv_cache_dtype.empty())
+    precision["kv_cache"] = name(precision_named("--kv-cache-dtype", question.kv_cache_dtype));
   return precision;
 }
 
