@@ -5,8 +5,8 @@
 
 Runs each line of an indented block that begins with `moesim`, in order, in a copy of what the lines may read, with no
 ../shared beside it; each must end with 0. A line that stands on several pages runs once. A line below
-that takes long, and whose result no other line reads, is stopped after a while as by Ctrl-C; a study must say that the same
-command goes on. Sweeps run the first two of their seeds. `--to-the-end` (.ci/nightly) stops none and runs all seeds. A line that needs ../shared is refused in one
+that takes long, and whose result no other line reads, is stopped after a while as by Ctrl-C, and by a second one if points in flight take
+long; a study must say that the same command goes on, or what the second stops. Sweeps run the first two of their seeds. `--to-the-end` (.ci/nightly) stops none and runs all seeds. A line that needs ../shared is refused in one
 line that names it, and only the READMEs below may have such; a line that draws a page is named as not run where charts could not be fetched. Other programs
 that READMEs name must be there to be run."""
 import json, os, pathlib, re, resource, shutil, signal, stat, subprocess, sys, tempfile, time
@@ -23,8 +23,9 @@ LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 
         "tune configs/tune_quick.json", "calibrate --families ", "sensitivity configs/quick_rivals_sweep.json",
         "sensitivity configs/metro_deepseek_v3_rivals_sweep.json", "sensitivity configs/quick.json",
         "sweep configs/study_insurance_sweep.json ", "sweep configs/study_drafts_sweep.json ", "sweep configs/energy_deepseek_v3_sweep.json ",
-        "sweep configs/layouts_sweep.json ")
+        "sweep configs/layouts_sweep.json ", "sweep configs/deadlines_sweep.json ", "run configs/quick.json --intervals")
 PATIENCE_S = 5
+SECOND_CTRL_C_S = 3
 SEEDS = 2
 # Slurm is tested by slurm.sh; here only that the line is understood.
 SBATCH = "#!/bin/sh\necho 1\n"
@@ -75,9 +76,16 @@ def run(command, patience, **where):
         out, err = process.communicate(timeout=patience if long else None)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
+        again = False
+        try:
+            out, err = process.communicate(timeout=SECOND_CTRL_C_S)
+        except subprocess.TimeoutExpired:
+            again = True
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate()
         # Searches and studies end by themselves and keep what is done; other verbs by the signal.
-        goes_on = "study" not in command or "the same command runs" in err
+        promised = "again to stop at once" if again else "the same command runs"
+        goes_on = "study" not in command or promised in err
         stopped = process.returncode in (130, -signal.SIGINT)
         return subprocess.CompletedProcess(command, 0 if stopped and goes_on else process.returncode or 1, out, err)
     return subprocess.CompletedProcess(command, process.returncode, out, err)

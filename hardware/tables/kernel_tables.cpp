@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
@@ -476,16 +479,22 @@ std::string facts_of(const GpuSpec& gpu) {
   return gpu.sibling ? fmt::format("{} and {}", facts, facts_of(*gpu.sibling)) : facts;
 }
 
-// Tables are read and interpolated once for all experiments of a process that are under way.
+// Tables are read and interpolated once for all experiments of a process that are under way, and for
+// those that follow: the last tables that were asked for are kept.
 std::shared_ptr<const KernelTables> shared_tables(const GpuSpec& gpu, const EngineVersion& engine,
                                                   const KernelChoice& choice) {
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<const KernelTables>> all;
+  static std::deque<std::shared_ptr<const KernelTables>> last;  // the latest first
+  constexpr std::size_t most_kept = 16;
   std::string name = fmt::format("{} {} {}", engine.name, engine.version, facts_of(gpu));
   for (const auto& [family, kernel] : choice) name += fmt::format(" {}={}", family, kernel);
   const std::lock_guard lock(mutex);
   auto tables = all[name].lock();
   if (!tables) all[name] = tables = std::make_shared<const KernelTables>(gpu, engine, choice);
+  std::erase(last, tables);
+  last.push_front(tables);
+  if (last.size() > most_kept) last.pop_back();
   return tables;
 }
 
