@@ -479,8 +479,8 @@ std::string facts_of(const GpuSpec& gpu) {
   return gpu.sibling ? fmt::format("{} and {}", facts, facts_of(*gpu.sibling)) : facts;
 }
 
-// Tables are read and interpolated once for all experiments of a process that are under way, and for
-// those that follow: the last tables that were asked for are kept.
+// Tables are read and interpolated once for all experiments of a process that are under way, and
+// for those that follow: the last tables that were asked for are kept.
 std::shared_ptr<const KernelTables> shared_tables(const GpuSpec& gpu, const EngineVersion& engine,
                                                   const KernelChoice& choice) {
   static std::mutex mutex;
