@@ -393,7 +393,7 @@ std::string doubts(const Plan& plan, const MoeModel& model) {
       std::ranges::any_of(plan.uniform, [](const auto& rate) { return rate.has_value(); });
   if (!tried) return "";
   return wrapped(fmt::format("Routing is synthetic, by the statistics of {}. uniform: the load "
-                             "borne if every expert is as likely as any other. --trace takes "
+                             "sustained if every expert is as likely as any other. --trace takes "
                              "recordings.{}",
                              statistics_of(model), repeats_of(plan.best.front()))) +
          "\n";
