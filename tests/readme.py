@@ -4,11 +4,12 @@
   tests/readme.py MOESIM [--to-the-end]
 
 Runs each line of an indented block that begins with `moesim`, in order, in a copy of what the lines may read, with no
-../shared beside it; each must end with 0. A line that stands on several pages runs once. A line below
-that takes long, and whose result no other line reads, is stopped after a while as by Ctrl-C, and by a second one if points in flight take
-long; a study must say that the same command goes on, or what the second stops. Sweeps run the first two of their seeds. `--to-the-end` (.ci/nightly) stops none and runs all seeds. A line that needs ../shared is refused in one
-line that names it, and only the READMEs below may have such; a line that draws a page is named as not run where charts could not be fetched. Other programs
-that READMEs name must be there to be run."""
+../shared beside it; each must end with 0. A line that stands on several pages runs once. A line below that takes long, and
+whose result no other line reads, is stopped after a while as by Ctrl-C, and by a second one if points in flight take long.
+A study must say that the same command goes on, or what the second stops. Sweeps run the first two of their seeds.
+`--to-the-end` (.ci/nightly) stops none and runs all seeds. A line that needs ../shared is refused in one line that names
+it, and only the READMEs below may have such; a line that draws a page is named as not run where charts could not be
+fetched. Other programs that READMEs name must be there to be run."""
 import json, os, pathlib, re, resource, shutil, signal, stat, subprocess, sys, tempfile, time
 
 root = pathlib.Path(__file__).resolve().parents[1]
@@ -23,7 +24,7 @@ LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 
         "tune configs/tune_quick.json", "calibrate --families ", "sensitivity configs/quick_rivals_sweep.json",
         "sensitivity configs/metro_deepseek_v3_rivals_sweep.json", "sensitivity configs/quick.json",
         "sweep configs/study_insurance_sweep.json ", "sweep configs/study_drafts_sweep.json ", "sweep configs/energy_deepseek_v3_sweep.json ",
-        "sweep configs/layouts_sweep.json ", "sweep configs/deadlines_sweep.json ", "run configs/quick.json --intervals")
+        "sweep configs/layouts_sweep.json ", "run configs/quick.json --intervals")
 PATIENCE_S = 5
 SECOND_CTRL_C_S = 3
 SEEDS = 2
