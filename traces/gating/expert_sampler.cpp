@@ -9,26 +9,37 @@
 #include "hardware/units.hpp"
 
 namespace moesim {
+namespace {
+
+constexpr unsigned tries = 32;  // of one pick, before those that are left are looked through
+
+}  // namespace
 
 void WeightedDraw::set_weights(std::span<const double> weights) {
   weights_.assign(weights.begin(), weights.end());
   total_ = std::accumulate(weights.begin(), weights.end(), 0.0);
   size_ = static_cast<double>(weights.size());
   slots_.resize(weights.size());
-  small_.clear();
-  large_.clear();
+  small_.resize(weights.size());
+  large_.resize(weights.size());
+  // Stacks of the slots below and above 1. No branch could guess which, so that both tops are
+  // written and one grows.
+  std::size_t smalls = 0, larges = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     slots_[i] = {weights[i] / total_ * static_cast<double>(weights.size()), i};
-    (slots_[i].keep < 1 ? small_ : large_).push_back(i);
+    const bool small = slots_[i].keep < 1;
+    small_[smalls] = large_[larges] = i;
+    smalls += small ? 1U : 0U;
+    larges += small ? 0U : 1U;
   }
-  while (!small_.empty() && !large_.empty()) {
-    const std::size_t small = small_.back(), large = large_.back();
-    small_.pop_back();
+  while (smalls > 0 && larges > 0) {
+    const std::size_t small = small_[smalls - 1], large = large_[larges - 1];
     slots_[small].alias = large;
     slots_[large].keep -= 1 - slots_[small].keep;
-    if (slots_[large].keep >= 1) continue;
-    large_.pop_back();
-    small_.push_back(large);
+    const bool stays = slots_[large].keep >= 1;
+    small_[smalls - 1] = large;
+    smalls -= stays ? 1U : 0U;
+    larges -= stays ? 0U : 1U;
   }
   // What rounding left over fills its slot alone: its alias is itself.
 }
@@ -76,12 +87,30 @@ std::size_t ExpertSampler::find_untaken(const WeightedDraw& draw, const char* ta
 /// registers: here is where the time of a trace goes.
 [[gnu::always_inline]] inline std::size_t ExpertSampler::draw_untaken(const WeightedDraw& draw,
                                                                       char* taken, Rng& rng) const {
-  constexpr int tries = 32;
   std::size_t drawn = draw.draw(rng);
-  for (int i = 1; taken[drawn] && i < tries; ++i) drawn = draw.draw(rng);
+  for (unsigned i = 1; taken[drawn] && i < tries; ++i) drawn = draw.draw(rng);
   if (taken[drawn]) drawn = find_untaken(draw, taken, rng.uniform());
   taken[drawn] = 1;
   return drawn;
+}
+
+/// The same for all of `picks`. A draw is written whether taken or not, since no branch could guess:
+/// a taken one is written over.
+[[gnu::always_inline]] inline void ExpertSampler::draw_all_untaken(std::span<std::uint16_t> picks,
+                                                                   const WeightedDraw& draw,
+                                                                   char* taken, Rng& rng) const {
+  std::size_t count = 0;
+  unsigned misses = 0;
+  while (count < picks.size()) {
+    std::size_t drawn = draw.draw(rng);
+    if (misses == tries - 1) [[unlikely]]
+      if (taken[drawn]) drawn = find_untaken(draw, taken, rng.uniform());
+    const auto miss = static_cast<unsigned char>(taken[drawn]);
+    picks[count] = static_cast<std::uint16_t>(drawn);
+    taken[drawn] = 1;
+    count += 1U - miss;
+    misses = (misses + 1) * miss;
+  }
 }
 
 /// Adds the group's next bell; one that never rings when every expert has.
@@ -155,17 +184,18 @@ void ExpertSampler::next(std::span<std::uint16_t> picks, double reuse, Rng& stre
   // A copy stays in registers: a byte of `taken_` that is written may be one of the stream's as far
   // as a compiler knows.
   Rng rng = stream;
-  const auto kept_end = reuse > 0 ? std::remove_if(picks.begin(), picks.end(),
-                                                   [&](auto) { return rng.uniform() >= reuse; })
-                                  : picks.begin();
-  const auto kept = static_cast<std::size_t>(kept_end - picks.begin());
+  std::size_t kept = 0;
+  if (reuse > 0)
+    for (const std::uint16_t expert : picks) {
+      picks[kept] = expert;
+      kept += rng.uniform() < reuse ? 1U : 0U;
+    }
   std::fill(taken_.begin(), taken_.end(), char{0});
   for (const std::uint16_t expert : picks.first(kept)) taken_[expert] = 1;
   if (groups_.size() > 1) {
     fill_from_groups(picks, kept, rng);
   } else {
-    for (std::uint16_t& pick : picks.subspan(kept))
-      pick = static_cast<std::uint16_t>(draw_untaken(groups_[0].draw, taken_.data(), rng));
+    draw_all_untaken(picks.subspan(kept), groups_[0].draw, taken_.data(), rng);
   }
   stream = rng;
 }

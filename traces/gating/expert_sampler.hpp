@@ -72,6 +72,8 @@ class ExpertSampler {
 
   void fill_from_groups(std::span<std::uint16_t> picks, std::size_t kept, Rng& rng);
   std::size_t draw_untaken(const WeightedDraw& draw, char* taken, Rng& rng) const;
+  void draw_all_untaken(std::span<std::uint16_t> picks, const WeightedDraw& draw, char* taken,
+                        Rng& rng) const;
   std::size_t find_untaken(const WeightedDraw& draw, const char* taken, double share) const;
   void ring(std::size_t group, Rng& rng);
   void sort_groups();

@@ -55,7 +55,7 @@ std::vector<float> topic_weights(std::size_t layers, std::size_t experts, const 
 
 /// The topics of one request, and the topic of each of its rows.
 struct RequestTopics {
-  std::vector<std::size_t> held;    ///< of the trace's topics
+  std::vector<std::size_t> held;    ///< of the trace's topics, each once
   std::vector<std::size_t> of_row;  ///< index into `held`
 };
 
@@ -72,10 +72,16 @@ RequestTopics request_topics(std::size_t rows, const GatingTerms& terms, const W
                              Rng rng) {
   if (terms.topics == 0) return {{0}, std::vector<std::size_t>(rows, 0)};
   RequestTopics topics;
-  for (int i = 0; i < terms.topics_per_request; ++i) topics.held.push_back(draw.draw(rng));
+  std::vector<std::size_t> places;  // in `held`, of each draw
+  for (int i = 0; i < terms.topics_per_request; ++i) {
+    const std::size_t topic = draw.draw(rng);
+    const auto place = std::ranges::find(topics.held, topic) - topics.held.begin();
+    if (at(place) == topics.held.size()) topics.held.push_back(topic);
+    places.push_back(at(place));
+  }
   std::size_t now = 0;
   for (std::size_t row = 0; row < rows; ++row) {
-    if (row == 0 || rng.uniform() >= terms.topic_stay) now = rng.below(topics.held.size());
+    if (row == 0 || rng.uniform() >= terms.topic_stay) now = places[rng.below(places.size())];
     topics.of_row.push_back(now);
   }
   return topics;
