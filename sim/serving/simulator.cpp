@@ -2,6 +2,7 @@
 #include "sim/serving/simulator.hpp"
 
 #include <algorithm>
+#include <queue>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -96,18 +97,23 @@ Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number, int
 class Ingress {
  public:
   Ingress(const ApiServer& server, int ranks)
-      : server_(server), idle_from_(static_cast<std::size_t>(server.tokenizer_workers * ranks)) {}
+      : server_(server),
+        idle_from_({},
+                   std::vector<Time>(static_cast<std::size_t>(server.tokenizer_workers * ranks))) {}
 
   // When the engine has a request that is sent at `sent`. Calls are in the order of these times.
   Time ready(Time sent, std::int32_t prompt_tokens) {
-    const auto worker = std::ranges::min_element(idle_from_);
-    *worker = std::max(sent, *worker) + to_duration(server_.tokenization * double(prompt_tokens));
-    return *worker + to_duration(server_.latency);
+    const Time done = std::max(sent, idle_from_.top()) +
+                      to_duration(server_.tokenization * double(prompt_tokens));
+    idle_from_.pop();
+    idle_from_.push(done);
+    return done + to_duration(server_.latency);
   }
 
  private:
   const ApiServer& server_;
-  std::vector<Time> idle_from_;  // of each worker
+  // Of each worker, soonest first: a fleet has thousands.
+  std::priority_queue<Time, std::vector<Time>, std::greater<>> idle_from_;
 };
 
 // The one place that owns the clock and moves requests: arrivals to ranks, steps to their ends, and
