@@ -194,16 +194,19 @@ TrafficMatrix even_traffic(int gpus, double to_each) {
   return traffic;
 }
 
-Fabric::Volume Fabric::exchange_volume(const TrafficMatrix& messages, double bytes) const {
-  const int gpus = messages.gpus();
-  const auto all = static_cast<std::size_t>(gpus), domain = at(cluster_.scale_up_domain);
+LinkTraffic::LinkTraffic(int gpus, int gpus_per_domain)
+    : domain(gpus_per_domain),
+      near_out(at(gpus)),
+      far_out(at(gpus)),
+      near_in(at(gpus)),
+      far_in(at(gpus)) {}
+
+LinkTraffic::LinkTraffic(const TrafficMatrix& messages, int gpus_per_domain)
+    : LinkTraffic(messages.gpus(), gpus_per_domain) {
+  const std::size_t all = near_out.size(), in_domain = at(domain);
   // Row by row, which is how the matrix lies in memory.
-  std::vector<double> sums(4 * all);
-  const auto part = [&](std::size_t i) { return std::span(sums).subspan(i * all, all); };
-  const std::span<double> near_out = part(0), far_out = part(1), near_in = part(2),
-                          far_in = part(3);
   for (std::size_t gpu = 0; gpu < all; ++gpu) {
-    const std::size_t first = gpu / domain * domain, end = std::min(all, first + domain);
+    const std::size_t first = gpu / in_domain * in_domain, end = std::min(all, first + in_domain);
     const std::span<const double> row = messages.row(static_cast<int>(gpu));
     const auto send = [&](std::size_t from, std::size_t to, double& out, std::span<double> in) {
       for (std::size_t peer = from; peer < to; ++peer) in[peer] += row[peer];
@@ -214,6 +217,25 @@ Fabric::Volume Fabric::exchange_volume(const TrafficMatrix& messages, double byt
     send(gpu + 1, end, near_out[gpu], near_in);
     send(end, all, far_out[gpu], far_in);
   }
+}
+
+void LinkTraffic::clear() {
+  for (std::vector<double>* sums : {&near_out, &far_out, &near_in, &far_in})
+    std::ranges::fill(*sums, 0.0);
+}
+
+void LinkTraffic::add(int from, int to, double amount) {
+  if (from == to) return;
+  const bool near = from / domain == to / domain;
+  (near ? near_out : far_out)[at(from)] += amount;
+  (near ? near_in : far_in)[at(to)] += amount;
+}
+
+Fabric::Volume Fabric::exchange_volume(const LinkTraffic& messages, double bytes) const {
+  check(messages.domain == cluster_.scale_up_domain,
+        "traffic was counted for other NVLink domains");
+  const auto& [in_domain, near_out, far_out, near_in, far_in] = messages;
+  const std::size_t all = near_out.size(), domain = at(in_domain);
   Volume volume;
   for (std::size_t first = 0; first < all; first += domain) {
     const std::size_t end = std::min(all, first + domain);

@@ -37,6 +37,22 @@ class TrafficMatrix {
   std::vector<double> bytes_;
 };
 
+/// What each GPU sends and receives, all that an all-to-all's time depends on: [gpus], to and from
+/// its own NVLink domain, and to and from others. What stays on its GPU is not in it. Of a wide
+/// group this is much less than the matrix.
+struct LinkTraffic {
+  explicit LinkTraffic(int gpus = 0, int gpus_per_domain = 1);
+  /// The sums of a matrix.
+  LinkTraffic(const TrafficMatrix&, int gpus_per_domain);
+  int gpus() const { return static_cast<int>(near_out.size()); }
+  void clear();
+  void add(int from, int to, double amount);
+  bool operator==(const LinkTraffic&) const = default;
+
+  int domain;  ///< GPUs of an NVLink domain
+  std::vector<double> near_out, far_out, near_in, far_in;
+};
+
 /// Every GPU sends `to_each` bytes to every other.
 TrafficMatrix even_traffic(int gpus, double to_each);
 
@@ -87,11 +103,11 @@ std::span<const Key> cluster_keys();
 /// expert, straight to its GPU), or NVLinkOneSided (a copy for each GPU, within one NVLink domain).
 enum class TokenKernels { normal, low_latency, one_sided };
 
-/// Token copies [from, to] on their way to the experts, or the same copies on their way back. The
-/// way back carries the transposed matrix; per GPU that swaps sent and received, of which the
-/// fabric takes the larger, so one matrix serves for both ways.
+/// Token copies on their way to the experts, or the same copies on their way back. The way back
+/// swaps what each GPU sends and receives, of which the fabric takes the larger, so one count
+/// serves for both ways.
 struct TokenExchange {
-  const TrafficMatrix& copies;
+  const LinkTraffic& copies;
   double bytes = 0;  ///< of a copy
   TokenKernels kernels = TokenKernels::normal;
   bool combine = false;  ///< the way back
@@ -136,6 +152,8 @@ class Fabric {
   /// node is the caller's. The kernel chooses the constants.
   CollectiveCost all_to_all(const TrafficMatrix& messages, const Kernel& kernel = all_to_all_kernel,
                             double bytes = 1) const;
+  CollectiveCost all_to_all(const LinkTraffic& messages, const Kernel& kernel = all_to_all_kernel,
+                            double bytes = 1) const;
   /// Tokens on their way to experts or back: from the tables of their kernels where the GPU has
   /// them, else as an all-to-all of the copies.
   CollectiveCost exchange(const TokenExchange&) const;
@@ -152,7 +170,7 @@ class Fabric {
     double nvlink_all = 0, network_all = 0;
   };
   Volume gather_volume(std::span<const double> contribution) const;
-  Volume exchange_volume(const TrafficMatrix& messages, double bytes) const;
+  Volume exchange_volume(const LinkTraffic& messages, double bytes) const;
   /// Bytes of one NIC that take as long as all these on the spine; 0 without a spine.
   double as_of_one_nic(double on_spine) const;
   CollectiveCost cost(const Kernel&, int gpus, int network_passes, const Volume&) const;

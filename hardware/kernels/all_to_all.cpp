@@ -29,6 +29,11 @@ constinit const Kernel all_to_all_kernel{
 
 CollectiveCost Fabric::all_to_all(const TrafficMatrix& messages, const Kernel& kernel,
                                   double bytes) const {
+  return all_to_all(LinkTraffic(messages, cluster_.scale_up_domain), kernel, bytes);
+}
+
+CollectiveCost Fabric::all_to_all(const LinkTraffic& messages, const Kernel& kernel,
+                                  double bytes) const {
   const int gpus = messages.gpus();
   check(gpus <= cluster_.gpus(), "an all-to-all is wider than the cluster");
   if (gpus <= 1) return {};

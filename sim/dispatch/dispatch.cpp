@@ -33,7 +33,7 @@ namespace {
 
 TokenExchange exchange_of(const DispatchProblem& problem, TokenKernels kernels) {
   const bool by_expert = kernels == TokenKernels::low_latency;
-  const TrafficMatrix& copies = by_expert ? *problem.selections : *problem.copies;
+  const LinkTraffic& copies = by_expert ? *problem.selections : *problem.copies;
   if (problem.between_sides) return {.copies = copies, .kernels = kernels};
   return {.copies = copies,
           .kernels = kernels,

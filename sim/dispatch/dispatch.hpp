@@ -18,9 +18,9 @@ struct DispatchProblem {
   double experts = 0;              ///< of the layer
   /// Token copies [from, to] of this layer, one per destination GPU, across domains one per
   /// destination domain and then forwarded; only when needs_copies().
-  const TrafficMatrix* copies = nullptr;
+  const LinkTraffic* copies = nullptr;
   /// Token copies, one per token and expert, straight to its GPU; only when needs_selections().
-  const TrafficMatrix* selections = nullptr;
+  const LinkTraffic* selections = nullptr;
   /// Whether the router must see the choices of the whole group before it picks replicas ...
   bool needs_global_counts = false;
   /// ... and what top-k over all their tokens then costs every GPU, if hidden states are gathered

@@ -150,31 +150,45 @@ void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k
 }
 
 // From counts per expert rank and domain to links.
-void CopyCounter::expand(int source, const CopyPaths& paths, int domain,
-                         TrafficMatrix& copies) const {
-  const int gpus = copies.gpus(), moe_tp = paths.moe_tp;
-  if (domains_of(gpus, domain) == 1) {
-    const std::span<double> row = copies.row(source).subspan(at(paths.first_gpu));
-    if (moe_tp == 1) {
-      for (std::size_t target = 0; target < row.size(); ++target) row[target] += counts_[target];
-      return;
+void CopyCounter::expand(int source, const CopyPaths& paths, LinkTraffic& copies) {
+  std::span<const std::int32_t> counts(counts_.data(), targets_.size());
+  if (paths.moe_tp > 1) {
+    of_gpu_.clear();
+    for (const std::int32_t count : counts) of_gpu_.insert(of_gpu_.end(), at(paths.moe_tp), count);
+    counts = of_gpu_;
+  }
+  // GPUs first..end-1 receive from one other, or from that and the source where it is among them.
+  const auto send = [&](int from, int first, int end, double& out, std::vector<double>& in) {
+    std::int64_t sent = 0;
+    for (int gpu = first; gpu < end; ++gpu) {
+      const std::int32_t count = counts[at(gpu - paths.first_gpu)];
+      in[at(gpu)] += count;
+      sent += count;
     }
-    for (std::size_t target = 0; target < row.size(); ++target)
-      row[target] += counts_[target / at(moe_tp)];
+    if (from >= first && from < end) {  // these cross no link
+      const std::int32_t own = counts[at(from - paths.first_gpu)];
+      in[at(from)] -= own;
+      sent -= own;
+    }
+    out += static_cast<double>(sent);
+  };
+  const int gpus = copies.gpus(), domain = paths.domain, own = source / domain;
+  const int begin = std::max(own * domain, paths.first_gpu),
+            end = std::min((own + 1) * domain, gpus);
+  send(source, begin, end, copies.near_out[at(source)], copies.near_in);
+  const bool one_domain = used_bits_ == static_cast<int>(targets_.size());
+  if (paths.rule == CopyRule::per_selection || one_domain) {  // nobody forwards
+    send(source, paths.first_gpu, std::min(begin, gpus), copies.far_out[at(source)], copies.far_in);
+    send(source, std::max(end, paths.first_gpu), gpus, copies.far_out[at(source)], copies.far_in);
     return;
   }
-  const int own = source / domain;
-  const auto relay = [&](int there) {
-    return std::min(there * domain + source % domain, gpus - 1);
-  };
-  for (int target = 0; target < gpus; ++target) {
-    const std::int32_t tokens = counts_[at(target / moe_tp)];
-    const int from = target / domain == own ? source : relay(target / domain);
-    if (tokens > 0 && (from == source || from != target)) copies.at(from, target) += tokens;
-  }
-  const std::int32_t* to_domain = counts_.data() + gpus / moe_tp;
+  const std::int32_t* const to_domain = counts_.data() + targets_.size();
   for (int there = 0; there < domains_of(gpus, domain); ++there) {
-    if (there != own && to_domain[there] > 0) copies.at(source, relay(there)) += to_domain[there];
+    if (there == own || to_domain[there] == 0) continue;
+    const int first = there * domain, relay = std::min(first + source % domain, gpus - 1);
+    copies.far_out[at(source)] += to_domain[there];
+    copies.far_in[at(relay)] += to_domain[there];
+    send(relay, first, std::min(first + domain, gpus), copies.near_out[at(relay)], copies.near_in);
   }
 }
 
@@ -182,7 +196,7 @@ void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::int32_t> tokens_of_slot, std::int32_t active_experts,
                         std::span<const std::uint16_t> ids,
                         std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
-                        TrafficMatrix& copies) {
+                        LinkTraffic& copies) {
   name_targets(placement.gpus(), paths.moe_tp, domain_of(placement, paths));
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
   if (active_in(tokens_of_slot) == active_experts) {
@@ -208,7 +222,7 @@ void CopyCounter::count(const LayerPlacement& placement,
 // Where each expert is served by one rank.
 void CopyCounter::count_sole(std::span<const std::uint16_t> ids, std::size_t k,
                              std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
-                             TrafficMatrix& copies) {
+                             LinkTraffic& copies) {
   if (vectors_ && paths.rule == CopyRule::per_gpu &&
       bit_counter_.set(rank_of_expert_, bits_, at(used_bits_), k)) {
     for_each_source(source_gpu, paths, copies, [&](std::size_t first, std::size_t end) {
@@ -227,7 +241,7 @@ void CopyCounter::count_sole(std::span<const std::uint16_t> ids, std::size_t k,
 void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::int32_t> slot_of_selection,
                         std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
-                        TrafficMatrix& copies) {
+                        LinkTraffic& copies) {
   name_targets(placement.gpus(), paths.moe_tp, domain_of(placement, paths));
   const std::size_t k = source_gpu.empty() ? 0 : slot_of_selection.size() / source_gpu.size();
   const auto target_of = [&](std::size_t i) {
@@ -242,12 +256,11 @@ void CopyCounter::count(const LayerPlacement& placement,
 // count(first, end) adds to the counts what the tokens of one source bring.
 template <class Count>
 void CopyCounter::for_each_source(std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
-                                  TrafficMatrix& copies, Count&& count) {
+                                  LinkTraffic& copies, Count&& count) {
   const int gpus = paths.first_gpu + static_cast<int>(targets_.size()) * paths.moe_tp;
-  if (copies.gpus() != gpus) copies = TrafficMatrix(gpus);
+  if (copies.gpus() != gpus || copies.domain != paths.domain)
+    copies = LinkTraffic(gpus, paths.domain);
   copies.clear();
-  // Selections go straight to the expert: as if all GPUs stood in one domain.
-  const bool direct = paths.rule == CopyRule::per_selection || paths.first_gpu > 0;
   const std::size_t tokens = source_gpu.size();
   for (std::size_t first = 0; first < tokens;) {
     const std::int32_t source = source_gpu[first];
@@ -255,7 +268,7 @@ void CopyCounter::for_each_source(std::span<const std::int32_t> source_gpu, cons
     while (end < tokens && source_gpu[end] == source) ++end;
     std::ranges::fill(counts_, 0);
     count(first, end);
-    expand(source, paths, direct ? gpus : paths.domain, copies);
+    expand(source, paths, copies);
     first = end;
   }
 }

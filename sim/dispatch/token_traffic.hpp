@@ -30,11 +30,10 @@ struct CopyPaths {
   int first_gpu = 0;
 };
 
-/// Counts which GPU sends how many token copies to which in one layer. Selections of an expert fill
-/// its slots in (source rank, position) order, the order of the tokens. A token is copied once to
-/// each destination GPU; to another NVLink domain once per domain, to the GPU of the sender's own
-/// index there, which forwards it [DeepEP]. Keeps its memory between layers: one per
-/// thread.
+/// Counts how many token copies each GPU sends and receives in one layer. Selections of an expert
+/// fill its slots in (source rank, position) order, the order of the tokens. A token is copied once
+/// to each destination GPU; to another NVLink domain once per domain, to the GPU of the sender's
+/// own index there, which forwards it [DeepEP]. Keeps its memory between layers: one per thread.
 class CopyCounter {
  public:
   /// Counts are the same with and without a CPU's vector instructions (token_bit_counter.hpp).
@@ -45,10 +44,10 @@ class CopyCounter {
   /// overwritten: [from, to], local ones on the diagonal.
   void count(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
              std::int32_t active_experts, std::span<const std::uint16_t> ids,
-             std::span<const std::int32_t> source_gpu, const CopyPaths&, TrafficMatrix& copies);
+             std::span<const std::int32_t> source_gpu, const CopyPaths&, LinkTraffic& copies);
   /// Counts where every selection has its own slot, [tokens, k], or -1 where it goes nowhere.
   void count(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
-             std::span<const std::int32_t> source_gpu, const CopyPaths&, TrafficMatrix& copies);
+             std::span<const std::int32_t> source_gpu, const CopyPaths&, LinkTraffic& copies);
 
  private:
   struct Target {
@@ -64,12 +63,11 @@ class CopyCounter {
   void name_targets(int ranks, int moe_tp, int domain);
   void find_sole_ranks(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
   void count_sole(std::span<const std::uint16_t> ids, std::size_t k,
-                  std::span<const std::int32_t> source_gpu, const CopyPaths&,
-                  TrafficMatrix& copies);
+                  std::span<const std::int32_t> source_gpu, const CopyPaths&, LinkTraffic& copies);
   void chain_slots(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
   template <class Count>
   void for_each_source(std::span<const std::int32_t> source_gpu, const CopyPaths&,
-                       TrafficMatrix& copies, Count&& count);
+                       LinkTraffic& copies, Count&& count);
   template <class TargetOf>
   void count_tokens(std::size_t first, std::size_t end, std::size_t k, CopyRule,
                     TargetOf&& target_of);
@@ -77,7 +75,7 @@ class CopyCounter {
   void count_in_lanes(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
   template <class TargetOf>
   void count_copies(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
-  void expand(int source, const CopyPaths&, int domain, TrafficMatrix& copies) const;
+  void expand(int source, const CopyPaths&, LinkTraffic& copies);
 
   bool vectors_;
   TokenBitCounter bit_counter_;
@@ -93,6 +91,7 @@ class CopyCounter {
   std::vector<Expert> experts_;
   std::vector<std::int32_t> next_slot_;  // with tokens of the same expert, by slot
   std::vector<std::int32_t> counts_;     // by bit
+  std::vector<std::int32_t> of_gpu_;     // of these, [GPUs of the experts]
 };
 
 /// Selections, and how many of them stay near their token.

@@ -62,7 +62,7 @@ struct StepModel::Scratch {
   struct Worker {
     RoutedLayer routed;
     CopyCounter counter;
-    TrafficMatrix copies, selections;
+    LinkTraffic copies, selections;
     ExpertCosts expert_costs, masked_costs;
     std::vector<std::int32_t> shared_rank;     // of each token
     std::vector<std::int32_t> tokens_of_slot;  // of one rank, with the shared expert behind them
@@ -236,15 +236,15 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     exchange.between_sides = plan_.afd();
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
     const int domain = fabric_.cluster().scale_up_domain;
-    const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
+    const auto count = [&](CopyRule copies, LinkTraffic& traffic) {
       const CopyPaths paths{copies, domain, plan_.moe_tp(), plan_.first_expert_gpu()};
       if (by_selection) {
-        worker.counter.count(placement, slots, source_gpu, paths, matrix);
+        worker.counter.count(placement, slots, source_gpu, paths, traffic);
       } else {
         worker.counter.count(placement, routed.tokens_of_slot(), outcome.active_experts,
-                             problem.rows.ids, source_gpu, paths, matrix);
+                             problem.rows.ids, source_gpu, paths, traffic);
       }
-      return &matrix;
+      return &traffic;
     };
     if (rule.dispatch->needs_copies()) {
       exchange.copies = count(CopyRule::per_gpu, worker.copies);
@@ -252,7 +252,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     if (rule.dispatch->needs_selections()) {
       exchange.selections = count(CopyRule::per_selection, worker.selections);
       for (std::size_t token = 0; shared_.draws() && token < source_gpu.size(); ++token)
-        worker.selections.at(source_gpu[token], worker.shared_rank[token]) += 1;
+        worker.selections.add(source_gpu[token], worker.shared_rank[token], 1);
     }
     outcome.exchange = rule.dispatch->exchange(exchange);
     if (plan_.afd()) {

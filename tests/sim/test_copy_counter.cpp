@@ -103,18 +103,11 @@ TEST_CASE("copies are those of a token-by-token count, in one domain and across 
   const auto seed = GENERATE(1, 2, 3, 4, 5);
   const Case c =
       random_case(static_cast<std::uint64_t>(seed), shape.ranks, shape.moe_tp, shape.domain);
-  TrafficMatrix copies;
+  LinkTraffic copies;
   CopyCounter counter;
   counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
                 {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
-  const TrafficMatrix expected = by_hand(c);
-  REQUIRE(copies.gpus() == expected.gpus());
-  for (int from = 0; from < copies.gpus(); ++from) {
-    for (int to = 0; to < copies.gpus(); ++to) {
-      CAPTURE(from, to);
-      REQUIRE(copies.at(from, to) == expected.at(from, to));
-    }
-  }
+  REQUIRE(copies == LinkTraffic(by_hand(c), c.domain));
 }
 
 TEST_CASE("copies are the same with vector instructions and without, to any number of tokens") {
@@ -129,16 +122,14 @@ TEST_CASE("copies are the same with vector instructions and without, to any numb
   const auto draw = GENERATE(Draw{1, 40, true}, Draw{4, 40, true}, Draw{6, 40, true},
                              Draw{8, 5000, true}, Draw{10, 40, true});
   const Case c = random_case(7, shape.ranks, shape.moe_tp, shape.domain, draw);
-  const TrafficMatrix expected = by_hand(c);
+  const LinkTraffic expected(by_hand(c), c.domain);
   for (const bool vectors : {true, false}) {
-    TrafficMatrix copies;
+    LinkTraffic copies;
     CopyCounter counter(vectors);
     counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
                   {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
-    for (int from = 0; from < copies.gpus(); ++from) {
-      CAPTURE(vectors, shape.ranks, draw.k, from);
-      REQUIRE(std::ranges::equal(copies.row(from), expected.row(from)));
-    }
+    CAPTURE(vectors, shape.ranks, draw.k);
+    REQUIRE(copies == expected);
   }
 }
 
@@ -154,28 +145,27 @@ TEST_CASE("copies of selections with slots of their own are those of the same sl
       break;
     }
   }
-  TrafficMatrix by_count, by_selection;
+  LinkTraffic by_count, by_selection;
   CopyCounter counter;
   counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
                 {CopyRule::per_gpu, c.domain, c.moe_tp}, by_count);
   counter.count(c.placement, slot_of_selection, c.source, {CopyRule::per_gpu, c.domain, c.moe_tp},
                 by_selection);
-  for (int from = 0; from < 16; ++from) {
-    for (int to = 0; to < 16; ++to) CHECK(by_selection.at(from, to) == by_count.at(from, to));
-  }
+  CHECK(by_selection == by_count);
 
   // One expert on both GPUs, chosen by a token of each: sent across, not to the nearest by count.
   const LayerPlacement placement(1, {{0}, {0}});
   counter.count(placement, std::vector<std::int32_t>{1, 0}, std::vector<std::int32_t>{0, 1},
                 {CopyRule::per_gpu, 8}, by_selection);
-  CHECK(by_selection.at(0, 1) == 1);
-  CHECK(by_selection.at(1, 0) == 1);
+  CHECK(by_selection.near_out == std::vector<double>{1, 1});
+  CHECK(by_selection.near_in == std::vector<double>{1, 1});
 }
 
 TEST_CASE("per selection a token travels once for each expert, and is forwarded by nobody") {
   const auto shape = GENERATE(std::pair{8, 8}, std::pair{16, 8}, std::pair{72, 8});
   const Case c = random_case(3, shape.first, 1, shape.second);
-  TrafficMatrix direct(shape.first), shared, selections;
+  TrafficMatrix direct(shape.first);
+  LinkTraffic shared, selections;
   std::vector<std::int32_t> left = c.tokens_of_slot;
   for (std::size_t i = 0; i < c.ids.size(); ++i) {
     for (const std::int32_t slot : c.placement.slots_of(c.ids[i])) {
@@ -190,15 +180,19 @@ TEST_CASE("per selection a token travels once for each expert, and is forwarded 
                 {CopyRule::per_selection, c.domain}, selections);
   counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
                 {CopyRule::per_gpu, shape.first}, shared);
-  double total = 0;
-  for (int from = 0; from < shape.first; ++from) {
-    for (int to = 0; to < shape.first; ++to) {
-      CHECK(selections.at(from, to) == direct.at(from, to));
-      CHECK(shared.at(from, to) <= selections.at(from, to));  // dedup bytes <= pair bytes
-      total += selections.at(from, to);
-    }
+  CHECK(selections == LinkTraffic(direct, c.domain));
+  // Bytes without duplicates are no more than those of pairs.
+  for (int gpu = 0; gpu < shape.first; ++gpu) {
+    const std::size_t i = at(gpu);
+    CHECK(shared.near_out[i] <= selections.near_out[i] + selections.far_out[i]);
+    CHECK(shared.near_in[i] <= selections.near_in[i] + selections.far_in[i]);
   }
-  CHECK(total == static_cast<double>(c.ids.size()));
+  double local = 0, remote = 0;
+  for (int gpu = 0; gpu < shape.first; ++gpu) {
+    local += direct.at(gpu, gpu);
+    remote += selections.near_out[at(gpu)] + selections.far_out[at(gpu)];
+  }
+  CHECK(local + remote == static_cast<double>(c.ids.size()));
 }
 
 TEST_CASE("a token whose experts share a GPU is sent there once") {
@@ -207,11 +201,11 @@ TEST_CASE("a token whose experts share a GPU is sent there once") {
   const std::vector<std::int32_t> slots{0, 0, 1, 1};
   const std::vector<std::uint16_t> ids{2, 3};
   const std::vector<std::int32_t> source{0};
-  TrafficMatrix copies;
+  LinkTraffic copies;
   CopyCounter().count(placement, slots, active_experts(ids), ids, source, {CopyRule::per_gpu, 8},
                       copies);
-  CHECK(copies.at(0, 1) == 1);
-  CHECK(copies.at(0, 0) == 0);
+  CHECK(copies.near_out == std::vector<double>{1, 0});
+  CHECK(copies.near_in == std::vector<double>{0, 1});
 }
 
 }  // namespace

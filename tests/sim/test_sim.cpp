@@ -666,14 +666,15 @@ TEST_CASE("an all-to-all sends what the copies say, in the precision it was give
   copies.at(0, 1) = 10;
   copies.at(0, 0) = 99;  // local copies cross no link
   copies.at(5, 2) = 3;
+  const LinkTraffic sent(copies, fabric.cluster().scale_up_domain);
   const std::vector<double> tokens(8, 16.0);
   const auto plain = dispatches().make(config(R"("all_to_all")"));
-  const Exchange exchange = plain->exchange({fabric, tokens, 7168, 8, 256, &copies});
+  const Exchange exchange = plain->exchange({fabric, tokens, 7168, 8, 256, &sent});
   CHECK(exchange.dispatch.nvlink.value() == 13 * 7168 * 2);
   CHECK(exchange.combine.nvlink.value() == 13 * 7168 * 2);
   // DeepEP: fp8 out with a 4-byte scale per 128 values, bf16 back.
   const auto fp8 = dispatches().make(config(R"({"type": "all_to_all", "precision": "fp8_block"})"));
-  const Exchange narrow = fp8->exchange({fabric, tokens, 7168, 8, 256, &copies});
+  const Exchange narrow = fp8->exchange({fabric, tokens, 7168, 8, 256, &sent});
   CHECK(narrow.dispatch.nvlink.value() == 13 * (7168 + 7168 / 128 * 4));
   CHECK(narrow.combine.nvlink.value() == 13 * 7168 * 2);
 }
@@ -686,7 +687,8 @@ TEST_CASE("low latency sends a message per selection, with its own kernel's cons
   const std::vector<double> tokens(16, 8.0);
   const auto dispatch = dispatches().make(config(R"({"type": "low_latency", "precision": "fp8"})"));
   DispatchProblem problem{fabric, tokens, 7168, 8, 256};
-  problem.selections = &selections;
+  const LinkTraffic sent(selections, fabric.cluster().scale_up_domain);
+  problem.selections = &sent;
   const Exchange exchange = dispatch->exchange(problem);
   CHECK(exchange.dispatch.nvlink.value() == 10 * 7168);
   CHECK(exchange.dispatch.network.value() == 4 * 7168);
@@ -706,7 +708,8 @@ TEST_CASE("one-sided exchanges send a copy per rank, by their own constants or t
   copies.at(0, 1) = 10;
   copies.at(2, 1) = 3;
   const Fabric fabric(two_nodes());
-  const Exchange exchange = dispatch->exchange({fabric, tokens, 7168, 8, 256, &copies});
+  const LinkTraffic sent(copies, fabric.cluster().scale_up_domain);
+  const Exchange exchange = dispatch->exchange({fabric, tokens, 7168, 8, 256, &sent});
   CHECK(exchange.dispatch.nvlink.value() == 13 * 7168 * 0.5625);
   CHECK(exchange.combine.nvlink.value() == 13 * 7168 * 2);
   CHECK_FALSE(exchange.by_expert);
@@ -717,8 +720,8 @@ TEST_CASE("one-sided exchanges send a copy per rank, by their own constants or t
       ConfigNode::from_file(test::source_dir() / "hardware/clusters/gb200_nvl72.json"));
   rack.gpu = with_engine(rack.gpu, {"trtllm", "1.3.0rc20"});
   const std::vector<double> of_eight(8, 512.0);
-  const TrafficMatrix even = even_traffic(8, 512);
   const Fabric links(rack);
+  const LinkTraffic even(even_traffic(8, 512), rack.scale_up_domain);
   const Exchange measured = dispatch->exchange({links, of_eight, 7168, 8, 256, &even});
   CHECK_THAT(measured.combine.time.count(), WithinRel(105e-6, 0.02));
   CHECK_THAT(measured.dispatch.time.count(), WithinRel(43e-6, 0.02));
@@ -743,7 +746,9 @@ TEST_CASE(
         selections.at(from, to) = tokens_per_gpu * 8 / 16;
       }
     }
-    DispatchProblem problem{fabric, tokens, 7168, 8, 256, &copies, &selections};
+    const int domain = fabric.cluster().scale_up_domain;
+    const LinkTraffic per_gpu(copies, domain), per_expert(selections, domain);
+    DispatchProblem problem{fabric, tokens, 7168, 8, 256, &per_gpu, &per_expert};
     problem.top_k_of_all_tokens = Seconds(3e-6);
     const auto automatic = dispatches().make(config(R"("auto")"));
     for (const bool counts : {false, true}) {

@@ -312,12 +312,9 @@ LayerPlacement one_slot_each(int experts, int gpus) {
   return {experts, on_gpu};
 }
 
-double off_diagonal(const TrafficMatrix& copies) {
-  double sum = 0;
-  for (int from = 0; from < copies.gpus(); ++from) {
-    for (int to = 0; to < copies.gpus(); ++to) sum += from != to ? copies.at(from, to) : 0;
-  }
-  return sum;
+double sent_by_all(const LinkTraffic& copies) {
+  return std::accumulate(copies.near_out.begin(), copies.near_out.end(), 0.0) +
+         std::accumulate(copies.far_out.begin(), copies.far_out.end(), 0.0);
 }
 
 Json measure_exchange(const ConfigNode& node, TraceLibrary&) {
@@ -340,10 +337,10 @@ Json measure_exchange(const ConfigNode& node, TraceLibrary&) {
     Json answer;
     for (const auto& [name, rule] : {std::pair("per_selection", CopyRule::per_selection),
                                      std::pair("per_gpu", CopyRule::per_gpu)}) {
-      TrafficMatrix copies;
+      LinkTraffic copies;
       CopyCounter().count(placement, of_slot, active, ids, source,
                           {rule, fabric.cluster().scale_up_domain}, copies);
-      const double remote = off_diagonal(copies);
+      const double remote = sent_by_all(copies);
       const auto us = [&](const Kernel& kernel) {
         return fabric.all_to_all(copies, kernel, bytes_per_copy).time.count() * 1e6;
       };

@@ -635,8 +635,9 @@ Predicted OperationPredictor::token_exchange(const MeasuredPoint& point, const G
   if (contains(point.operation, "OneSided")) {
     // Its benchmark spreads a token's experts over as many GPUs as it can.
     const Fabric fabric(cluster_of(point, gpu, network));
-    const TrafficMatrix copies =
-        even_traffic(gpus, point.batch * spread_copies(top_k, gpus) / (gpus - 1));
+    const LinkTraffic copies(
+        even_traffic(gpus, point.batch * spread_copies(top_k, gpus) / (gpus - 1)),
+        fabric.cluster().scale_up_domain);
     return in_us(fabric.exchange({.copies = copies,
                                   .bytes = token_bytes,
                                   .kernels = TokenKernels::one_sided,
