@@ -46,7 +46,9 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
   used_bits_ = ranks + domains;
   words_ = at(used_bits_ + 63) / 64;
   bits_.assign(at(ranks) * words_, 0);
+  last_token_.assign(at(used_bits_), 0);
   targets_.clear();
+  domains_.clear();
   for (int rank = 0; rank < ranks; ++rank) {
     const auto set = [&](int bit) {
       bits_[at(rank) * words_ + at(bit) / 64] |= std::uint64_t{1} << (bit % 64);
@@ -56,6 +58,10 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
       for (int gpu = rank * moe_tp; gpu < (rank + 1) * moe_tp; ++gpu) set(ranks + gpu / domain);
     }
     targets_.push_back({bits_[at(rank) * words_], rank});
+    domains_.push_back({ranks, ranks - 1});
+    if (domains > 0)
+      domains_.back() = {ranks + rank * moe_tp / domain,
+                         ranks + ((rank + 1) * moe_tp - 1) / domain};
   }
   counts_.resize(words_ * 64);
 }
@@ -133,18 +139,20 @@ void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k
   if (used_bits_ <= 16) return count_in_lanes<2>(first, end, k, target_of);
   if (used_bits_ <= 32) return count_in_lanes<4>(first, end, k, target_of);
   if (used_bits_ <= 64) return count_in_lanes<8>(first, end, k, target_of);
-  std::vector<std::uint64_t> bits(words_);
+  // Of many bits a token sets few: each keeps the last token that set it. No branch could guess
+  // whether it is this one.
+  const auto set = [&](std::size_t bit) {
+    counts_[bit] += last_token_[bit] == token_ ? 0 : 1;
+    last_token_[bit] = token_;
+  };
   for (std::size_t token = first; token < end; ++token) {
-    std::fill(bits.begin(), bits.end(), 0);
+    ++token_;
     for (std::size_t i = token * k; i < (token + 1) * k; ++i) {
       const std::int32_t rank = target_of(i).rank;
       if (rank < 0) continue;
-      for (std::size_t w = 0; w < words_; ++w) bits[w] |= bits_[at(rank) * words_ + w];
-    }
-    for (std::size_t w = 0; w < words_; ++w) {
-      for (std::uint64_t left = bits[w]; left != 0; left &= left - 1) {
-        ++counts_[w * 64 + at(std::countr_zero(left))];
-      }
+      set(at(rank));
+      for (std::int32_t bit = domains_[at(rank)].first; bit <= domains_[at(rank)].last; ++bit)
+        set(at(bit));
     }
   }
 }
@@ -223,7 +231,9 @@ void CopyCounter::count(const LayerPlacement& placement,
 void CopyCounter::count_sole(std::span<const std::uint16_t> ids, std::size_t k,
                              std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
                              LinkTraffic& copies) {
-  if (vectors_ && paths.rule == CopyRule::per_gpu &&
+  // Vectors look at every bit; of more than these a token sets few.
+  constexpr int most_bits = 128;
+  if (vectors_ && paths.rule == CopyRule::per_gpu && used_bits_ <= most_bits &&
       bit_counter_.set(rank_of_expert_, bits_, at(used_bits_), k)) {
     for_each_source(source_gpu, paths, copies, [&](std::size_t first, std::size_t end) {
       bit_counter_.add(ids.subspan(first * k, (end - first) * k), counts_);

@@ -86,6 +86,12 @@ class CopyCounter {
   std::size_t words_ = 1;
   std::vector<std::uint64_t> bits_;  // [ranks, words]
   std::vector<Target> targets_;      // [ranks]
+  struct Domains {
+    std::int32_t first, last;  // bits; none: last < first
+  };
+  std::vector<Domains> domains_;          // of a rank's GPUs, [ranks]
+  std::vector<std::int64_t> last_token_;  // that set a bit, by the number of all counted
+  std::int64_t token_ = 0;
   std::vector<std::int32_t> rank_of_expert_;
   std::vector<Target> target_of_expert_;
   std::vector<Expert> experts_;
