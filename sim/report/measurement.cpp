@@ -308,22 +308,20 @@ Totals Measurement::finish(Time now, Window window) {
   last.end = now;
   last.end_gap = gaps_.size();
   Totals totals = window == Window::steady ? *before_drain_ : last;
-  // Sums over micro-batches; their vectors keep their memory.
-  std::vector<LayerOutcome> layers;
-  std::vector<std::int32_t> tokens_of_expert;
   for (StepTotals& kind : totals.by_kind) {
     for (const auto& [samples, steps] : kind.experts.steps_by_samples) {
       const StepSample& first = *samples.front();
       if (samples.size() == 1) {
-        add_layers(kind.experts, totals, first.layers, first.tokens_of_expert, steps, std::nullopt);
+        add_layers(kind.experts, totals, first.layers(), first.tokens_of_expert(), steps,
+                   std::nullopt);
         continue;
       }
-      layers = first.layers;
-      tokens_of_expert = first.tokens_of_expert;
+      std::vector<LayerOutcome> layers = first.layers();
+      std::vector<std::int32_t> tokens_of_expert = first.tokens_of_expert();
       for (const StepSample* sample : std::span(samples).subspan(1)) {
-        moesim::add_layers(layers, sample->layers);
-        std::ranges::transform(tokens_of_expert, sample->tokens_of_expert, tokens_of_expert.begin(),
-                               std::plus());
+        moesim::add_layers(layers, sample->layers());
+        std::ranges::transform(tokens_of_expert, sample->tokens_of_expert(),
+                               tokens_of_expert.begin(), std::plus());
       }
       add_layers(kind.experts, totals, layers, tokens_of_expert, steps, std::nullopt);
     }

@@ -61,10 +61,29 @@ void add_layers(std::vector<LayerOutcome>& sum, std::span<const LayerOutcome> mo
   for (std::size_t l = 0; l < sum.size(); ++l) add(sum[l], more[l]);
 }
 
+std::vector<LayerOutcome> StepSample::layers() const {
+  std::vector<LayerOutcome> all;
+  all.reserve(static_cast<std::size_t>(moe_layers));
+  for (int l = 0; l < moe_layers; ++l) all.push_back(layer(l));
+  return all;
+}
+
+std::vector<std::int32_t> StepSample::tokens_of_expert() const {
+  const std::size_t experts = tokens_of_experts.size() / of_priced.size();
+  std::vector<std::int32_t> all;
+  all.reserve(static_cast<std::size_t>(moe_layers) * experts);
+  for (int l = 0; l < moe_layers; ++l) {
+    const auto place = static_cast<std::size_t>(priced.standing_for(l) - priced.first);
+    const auto of_layer = std::span(tokens_of_experts).subspan(place * experts, experts);
+    all.insert(all.end(), of_layer.begin(), of_layer.end());
+  }
+  return all;
+}
+
 std::vector<LayerOutcome> StepCost::moe_layers() const {
   if (samples.empty()) return layers;
-  std::vector<LayerOutcome> sum = samples.front()->layers;
-  for (const StepSample* sample : std::span(samples).subspan(1)) add_layers(sum, sample->layers);
+  std::vector<LayerOutcome> sum = samples.front()->layers();
+  for (const StepSample* sample : std::span(samples).subspan(1)) add_layers(sum, sample->layers());
   return sum;
 }
 
@@ -72,12 +91,12 @@ TokenBalance StepCost::token_balance() const {
   if (samples.empty()) return moesim::token_balance(layers);
   if (samples.size() == 1) return samples.front()->balance;
   TokenBalance sum;
-  for (std::size_t l = 0; l < samples.front()->layers.size(); ++l) {
-    const std::size_t ranks = samples.front()->layers[l].load.tokens.size();
+  for (int l = 0; l < samples.front()->moe_layers; ++l) {
+    const std::size_t ranks = samples.front()->layer(l).load.tokens.size();
     std::int64_t most = 0, all = 0;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       std::int64_t tokens = 0;
-      for (const StepSample* sample : samples) tokens += sample->layers[l].load.tokens[rank];
+      for (const StepSample* sample : samples) tokens += sample->layer(l).load.tokens[rank];
       most = std::max(most, tokens);
       all += tokens;
     }

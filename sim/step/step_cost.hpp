@@ -102,6 +102,15 @@ struct LayerOutcome {
   std::int64_t tokens_held = 0;
 };
 
+/// Consecutive MoE layers: from `first` to before `end`.
+struct LayerRange {
+  int first = 0, end = 0;
+  /// Of these, the layer whose costs a layer takes: its own if it is one of them.
+  int standing_for(int layer) const {
+    return first <= layer && layer < end ? layer : first + layer % (end - first);
+  }
+};
+
 /// Tokens of the busiest and of the mean EP rank, summed over layers.
 struct TokenBalance {
   double max_tokens = 0, mean_tokens = 0;
@@ -167,8 +176,16 @@ void add_layers(std::vector<LayerOutcome>& sum, std::span<const LayerOutcome> mo
 struct StepSample {
   /// Counts samples in order of their first use.
   std::size_t number = 0;
-  std::vector<LayerOutcome> layers;
-  std::vector<std::int32_t> tokens_of_expert;  ///< [MoE layers, experts]
+  int moe_layers = 0;
+  LayerRange priced;
+  std::vector<LayerOutcome> of_priced;          ///< [priced]
+  std::vector<std::int32_t> tokens_of_experts;  ///< [priced, experts]
+  const LayerOutcome& layer(int moe_layer) const {
+    return of_priced[static_cast<std::size_t>(priced.standing_for(moe_layer) - priced.first)];
+  }
+  /// Of all MoE layers.
+  std::vector<LayerOutcome> layers() const;
+  std::vector<std::int32_t> tokens_of_expert() const;  ///< [MoE layers, experts]
   /// What the layers of each pipeline stage take one after the other, where nothing runs beside
   /// them; idle times are of the stage's GPUs.
   std::vector<StepCost> stages;

@@ -490,7 +490,7 @@ void StepModel::price_layers_of(const StepBatch& batch, const PhaseRule& rule,
   result.layers.resize(at(model_.moe_layers()));
   price_layers(batch, rule, placements, rows, step, priced_, result.layers);
   for (int layer = 0; layer < model_.moe_layers(); ++layer) {
-    const int priced = standing_for(layer, priced_);
+    const int priced = priced_.standing_for(layer);
     if (priced != layer) result.layers[at(layer)] = result.layers[at(priced)];
   }
   result.samples.clear();
@@ -529,27 +529,19 @@ void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
   });
 }
 
-// Which of the layers that are priced a layer takes its costs from.
-int StepModel::standing_for(int layer, LayerRange priced) {
-  const bool own = priced.first <= layer && layer < priced.end;
-  return own ? layer : priced.first + layer % (priced.end - priced.first);
-}
-
 StepSample StepModel::sample(const StepBatch& batch, const PhaseRule& rule,
                              const ExpertPlacement& placements, const RowSource& rows,
                              LayerRange priced) {
-  StepSample result;
-  result.layers.resize(at(model_.moe_layers()));
-  price_layers(batch, rule, placements, rows, steps_, priced, result.layers);
+  std::vector<LayerOutcome> layers(at(model_.moe_layers()));
+  price_layers(batch, rule, placements, rows, steps_, priced, layers);
   steps_ += 2;
+  StepSample result{.moe_layers = model_.moe_layers(), .priced = priced};
+  result.of_priced.assign(std::make_move_iterator(layers.begin() + priced.first),
+                          std::make_move_iterator(layers.begin() + priced.end));
   const auto experts = at(model_.experts);
-  const std::span<const std::int32_t> tokens = tokens_of_expert();
-  for (int layer = 0; layer < model_.moe_layers(); ++layer) {
-    const int from = standing_for(layer, priced);
-    if (from != layer) result.layers[at(layer)] = result.layers[at(from)];
-    const auto of_layer = tokens.subspan(at(from) * experts, experts);
-    result.tokens_of_expert.insert(result.tokens_of_expert.end(), of_layer.begin(), of_layer.end());
-  }
+  const auto tokens = tokens_of_expert().subspan(at(priced.first) * experts,
+                                                 at(priced.end - priced.first) * experts);
+  result.tokens_of_experts.assign(tokens.begin(), tokens.end());
   sum_up(result);
   return result;
 }
@@ -564,10 +556,10 @@ void StepModel::sum_up(StepSample& sample) const {
     stage.idle.assign(at(plan_.stage_gpus()), 0.0);
     paths.emplace_back(plan_, fabric_.cluster().gpu, stage, Explainer(nullptr));
   }
-  std::size_t moe_layer = 0;
+  int moe_layer = 0;
   for (int l = 0; l < layers; ++l) {
     if (!model_.layers[at(l)].moe) continue;
-    const LayerOutcome& layer = sample.layers[moe_layer++];
+    const LayerOutcome& layer = sample.layer(moe_layer++);
     const auto number = at(plan_.stage_of(l, layers));
     StepCost& stage = sample.stages[number];
     CriticalPath& path = paths[number];
@@ -577,7 +569,11 @@ void StepModel::sum_up(StepSample& sample) const {
     path.experts(layer.experts);
     path.collective("combine", Part::combine, layer.exchange.combine, stage.combine);
   }
-  sample.balance = token_balance(sample.layers);
+  for (int l = 0; l < sample.moe_layers; ++l) {
+    const TokenBalance of_layer = token_balance({&sample.layer(l), 1});
+    sample.balance.max_tokens += of_layer.max_tokens;
+    sample.balance.mean_tokens += of_layer.mean_tokens;
+  }
 }
 
 void StepModel::price(const StepBatch& batch, const Draw& draw, StepCost& result) {
@@ -802,7 +798,8 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
         rejoin();
         continue;
       }
-      const LayerOutcome& outcome = (sample ? sample->layers : result.layers)[at(moe_layer)];
+      const LayerOutcome& outcome =
+          sample ? sample->layer(moe_layer) : result.layers[at(moe_layer)];
       path.every_rank("token_routing", Part::token_routing,
                       {outcome.routing, Resource::launch, {}});
       bring_copies(path, outcome);

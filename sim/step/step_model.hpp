@@ -33,11 +33,6 @@ struct PhaseRule {
   int keep = 0;  ///< experts of a token that always run, others if active: keep_active(); 0: all
 };
 
-/// Consecutive MoE layers: from `first` to before `end`.
-struct LayerRange {
-  int first = 0, end = 0;
-};
-
 /// Prices forward steps of one EP group. Per layer:
 ///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
 ///   slowest rank; combine
@@ -105,7 +100,6 @@ class StepModel {
                        std::uint64_t step, StepCost& result);
   void price_layers(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
                     std::uint64_t step, LayerRange, std::vector<LayerOutcome>&);
-  static int standing_for(int layer, LayerRange priced);
   void sum_up(StepSample&) const;
   void start_sum(StepCost& result) const;
   // What add_up() is given: a step, or a micro-batch of one.

@@ -131,7 +131,7 @@ TEST_CASE("sizes between two on the grid take either, so that the mean comes out
     StepSampler::Coins coins;
     const StepSample& sample = sampler.draw(StepKind::decode, batch, places, coins);
     std::int64_t sum = 0;
-    for (const std::int32_t t : sample.layers.front().load.tokens) sum += t;
+    for (const std::int32_t t : sample.layer(0).load.tokens) sum += t;
     REQUIRE((sum == 36 * 2 || sum == 40 * 2));  // top 2
     tokens += static_cast<double>(sum) / 2;
   }
@@ -189,13 +189,15 @@ TEST_CASE("of a large sample some layers are priced and stand for the others") {
   for (int i = 0; i < 20; ++i) {
     StepSampler::Coins coins;
     const StepSample& sample = sampler.draw(StepKind::decode, batch, places, coins);
-    REQUIRE(sample.layers.size() == 20);
+    const std::vector<LayerOutcome> layers = sample.layers();
+    const std::vector<std::int32_t> tokens_of_expert = sample.tokens_of_expert();
+    REQUIRE(layers.size() == 20);
     std::set<std::vector<std::int32_t>> different;
     for (std::size_t layer = 0; layer < 20; ++layer) {
-      const auto tokens = std::span(sample.tokens_of_expert).subspan(layer * 16, 16);
+      const auto tokens = std::span(tokens_of_expert).subspan(layer * 16, 16);
       different.insert({tokens.begin(), tokens.end()});
       REQUIRE(std::accumulate(tokens.begin(), tokens.end(), 0) == 2 * 2048);
-      const std::vector<std::int32_t>& of_ranks = sample.layers[layer].load.tokens;
+      const std::vector<std::int32_t>& of_ranks = layers[layer].load.tokens;
       REQUIRE(std::accumulate(of_ranks.begin(), of_ranks.end(), 0) == 2 * 2048);
     }
     CHECK(different.size() == 8);
