@@ -69,6 +69,7 @@ std::vector<LayerOutcome> StepSample::layers() const {
 }
 
 std::vector<std::int32_t> StepSample::tokens_of_expert() const {
+  if (moe_layers == 0) return {};
   const std::size_t experts = tokens_of_experts.size() / of_priced.size();
   std::vector<std::int32_t> all;
   all.reserve(static_cast<std::size_t>(moe_layers) * experts);
