@@ -94,8 +94,8 @@ std::size_t ExpertSampler::find_untaken(const WeightedDraw& draw, const char* ta
   return drawn;
 }
 
-/// The same for all of `picks`. A draw is written whether taken or not, since no branch could guess:
-/// a taken one is written over.
+/// The same for all of `picks`. A draw is written whether taken or not, since no branch could
+/// guess: a taken one is written over.
 [[gnu::always_inline]] inline void ExpertSampler::draw_all_untaken(std::span<std::uint16_t> picks,
                                                                    const WeightedDraw& draw,
                                                                    char* taken, Rng& rng) const {

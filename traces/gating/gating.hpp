@@ -18,8 +18,9 @@ class Gating {
   /// The trace to replay for `model`. Same seed, same rows. Throws ConfigError if a recorded trace
   /// is of another model (experts, k or MoE layers differ) and "adapt" was not asked for.
   virtual RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const = 0;
-  /// The same requests and rows, whose tokens may choose any experts: for who asks of what size a
-  /// trace is and whether a model can have it. Generators need not draw.
+  /// Its first requests and their rows, at least two of each workload if it has two, whose tokens
+  /// may choose any experts: for who asks whether a model and a deployment can have the trace.
+  /// Generators need not draw. Throws what trace() does.
   virtual RoutingTrace outline(const MoeModel& model, std::uint64_t seed) const {
     return trace(model, seed);
   }

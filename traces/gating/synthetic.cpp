@@ -143,8 +143,8 @@ std::vector<TraceRequest> requests_of(const SyntheticRows& rows) {
   return requests;
 }
 
-std::vector<std::uint16_t> room_for_ids(const MoeModel& model, const SyntheticRows& rows,
-                                        std::size_t layers) {
+// [requests, rows, layers, k].
+std::size_t count_ids(const MoeModel& model, const SyntheticRows& rows, std::size_t layers) {
   const std::size_t tokens = at(rows.prompt_rows + rows.decode_rows);
   const std::size_t request_ids = tokens * layers * at(model.experts_per_token);
   const double ids_of_all = double(rows.requests) * double(request_ids);
@@ -153,7 +153,7 @@ std::vector<std::uint16_t> room_for_ids(const MoeModel& model, const SyntheticRo
         fmt::format("gating of {} requests with {} rows each makes {:.2g} expert ids of {}, more "
                     "than {:.0g}; ask for fewer requests or rows",
                     rows.requests, tokens, ids_of_all, model.name, most_ids));
-  return std::vector<std::uint16_t>(at(rows.requests) * request_ids);
+  return at(rows.requests) * request_ids;
 }
 
 }  // namespace
@@ -189,13 +189,17 @@ SyntheticRows read_rows(ConfigReader& options) {
 
 RoutingTrace SyntheticGating::outline(const MoeModel& model, std::uint64_t seed) const {
   TraceMeta meta = describe(model, rows_, "experts in turn", seed);
-  std::vector<std::uint16_t> ids = room_for_ids(model, rows_, meta.layer_ids.size());
+  count_ids(model, rows_, meta.layer_ids.size());
+  // Two of each workload: one for either half.
+  SyntheticRows few = rows_;
+  few.requests = std::min(few.requests, 2 * static_cast<int>(few.workloads.size()));
+  std::vector<std::uint16_t> ids(count_ids(model, few, meta.layer_ids.size()));
   int next = 0;
   for (std::uint16_t& id : ids) {
     id = static_cast<std::uint16_t>(next);
     next = next + 1 == model.experts ? 0 : next + 1;
   }
-  return RoutingTrace(std::move(meta), rows_.workloads, requests_of(rows_), std::move(ids));
+  return RoutingTrace(std::move(meta), few.workloads, requests_of(few), std::move(ids));
 }
 
 RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
@@ -238,7 +242,7 @@ RoutingTrace fill_trace(const MoeModel& model, const SyntheticRows& rows, std::s
                         const std::function<void(std::size_t, std::span<std::uint16_t>)>& fill) {
   TraceMeta meta = describe(model, rows, recipe, seed);
   std::vector<TraceRequest> requests = requests_of(rows);
-  std::vector<std::uint16_t> ids = room_for_ids(model, rows, meta.layer_ids.size());
+  std::vector<std::uint16_t> ids(count_ids(model, rows, meta.layer_ids.size()));
   const std::size_t request_ids = ids.size() / requests.size();
   // Requests have random streams of their own, so the order in which they are made is free.
   tbb::parallel_for(std::size_t{0}, requests.size(), [&](std::size_t i) {

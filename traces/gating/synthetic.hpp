@@ -65,7 +65,7 @@ class SyntheticGating : public Gating {
  public:
   explicit SyntheticGating(ConfigReader& options) : rows_(read_rows(options)) {}
   explicit SyntheticGating(SyntheticRows rows) : rows_(std::move(rows)) {}
-  /// Experts come in turn.
+  /// Experts come in turn, in two requests of each workload.
   RoutingTrace outline(const MoeModel& model, std::uint64_t seed) const final;
 
  protected:
