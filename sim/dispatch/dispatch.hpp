@@ -16,8 +16,8 @@ struct DispatchProblem {
   double hidden = 0;               ///< d
   double experts_per_token = 0;    ///< k
   double experts = 0;              ///< of the layer
-  /// Token copies [from, to] of this layer, one per destination GPU, across domains one per
-  /// destination domain and then forwarded; only when needs_copies().
+  /// Token copies of this layer, one per destination GPU, across domains one per destination domain
+  /// and then forwarded; only when needs_copies().
   const LinkTraffic* copies = nullptr;
   /// Token copies, one per token and expert, straight to its GPU; only when needs_selections().
   const LinkTraffic* selections = nullptr;

@@ -41,7 +41,7 @@ class CopyCounter {
 
   /// `active_experts` have tokens: where as many slots do, each expert is served by one. `ids` are
   /// the layer's choices [tokens, k]; `source_gpu` [tokens] never decreases. `copies` is
-  /// overwritten: [from, to], local ones on the diagonal.
+  /// overwritten; what stays on its GPU is not in it.
   void count(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
              std::int32_t active_experts, std::span<const std::uint16_t> ids,
              std::span<const std::int32_t> source_gpu, const CopyPaths&, LinkTraffic& copies);
