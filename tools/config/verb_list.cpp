@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include <fmt/format.h>
 
@@ -28,36 +29,42 @@ namespace moesim {
 
 namespace {
 
+using Rows = std::vector<std::pair<std::string, std::string>>;
+
 struct Kind {
   std::string name;
-  std::vector<std::pair<std::string, std::string>> rows;
+  std::function<Rows()> rows;  // asked of what is listed alone: to describe a GPU reads its file
 };
 
 template <class R>
 Kind kind_of(const R& registry) {
-  Kind kind{std::string(registry.kind()), {}};
-  for (const auto& entry : registry.entries()) {
-    kind.rows.emplace_back(std::string(entry.name), std::string(entry.summary));
-  }
-  return kind;
+  return {std::string(registry.kind()), [&registry] {
+            Rows rows;
+            for (const auto& entry : registry.entries())
+              rows.emplace_back(std::string(entry.name), std::string(entry.summary));
+            return rows;
+          }};
 }
 
 Kind presets_of_gating() {
-  Kind kind{"presets", {}};
-  for (const GatingPreset& preset : gating_presets) {
-    kind.rows.emplace_back(preset.name, fmt::format("{}: {}", preset.family, preset.source));
-  }
-  return kind;
+  return {"presets", [] {
+            Rows rows;
+            for (const GatingPreset& preset : gating_presets)
+              rows.emplace_back(preset.name, fmt::format("{}: {}", preset.family, preset.source));
+            return rows;
+          }};
 }
 
 // What comes along and is called by its short name.
 Kind kind_of(const char* name, Shipped which, std::string (*describe)(const ConfigNode&)) {
-  Kind kind{name, {}};
-  for (const std::string& shipped : shipped_names(which)) {
-    const ConfigNode file = ConfigNode::from_file(*shipped_file(which, shipped));
-    kind.rows.emplace_back(shipped, describe(file));
-  }
-  return kind;
+  return {name, [which, describe] {
+            Rows rows;
+            for (const std::string& shipped : shipped_names(which)) {
+              const ConfigNode file = ConfigNode::from_file(*shipped_file(which, shipped));
+              rows.emplace_back(shipped, describe(file));
+            }
+            return rows;
+          }};
 }
 
 std::string describe_model(const ConfigNode& file) {
@@ -127,7 +134,7 @@ Action setup_list(CLI::App& command) {
     for (const Kind& kind : kinds) {
       if (!wanted->empty() && kind.name != *wanted) continue;
       text += fmt::format("{}\n", kind.name);
-      for (const auto& [name, summary] : kind.rows)
+      for (const auto& [name, summary] : kind.rows())
         text += wrapped(fmt::format("  {:<20} {}", name, summary), 100, 23) + "\n";
     }
     print(text);
