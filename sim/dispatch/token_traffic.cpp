@@ -53,15 +53,13 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
     const auto set = [&](int bit) {
       bits_[at(rank) * words_ + at(bit) / 64] |= std::uint64_t{1} << (bit % 64);
     };
+    const Domains of_rank = domains == 0 ? Domains{ranks, ranks - 1}
+                                         : Domains{ranks + rank * moe_tp / domain,
+                                                   ranks + ((rank + 1) * moe_tp - 1) / domain};
+    domains_.push_back(of_rank);
     set(rank);
-    if (domains > 0) {
-      for (int gpu = rank * moe_tp; gpu < (rank + 1) * moe_tp; ++gpu) set(ranks + gpu / domain);
-    }
+    for (int bit = of_rank.first; bit <= of_rank.last; ++bit) set(bit);
     targets_.push_back({bits_[at(rank) * words_], rank});
-    domains_.push_back({ranks, ranks - 1});
-    if (domains > 0)
-      domains_.back() = {ranks + rank * moe_tp / domain,
-                         ranks + ((rank + 1) * moe_tp - 1) / domain};
   }
   counts_.resize(words_ * 64);
 }
@@ -165,7 +163,7 @@ void CopyCounter::expand(int source, const CopyPaths& paths, LinkTraffic& copies
     for (const std::int32_t count : counts) of_gpu_.insert(of_gpu_.end(), at(paths.moe_tp), count);
     counts = of_gpu_;
   }
-  // GPUs first..end-1 receive from one other, or from that and the source where it is among them.
+  // What one GPU sends to GPUs first..end-1. What it would send to itself crosses no link.
   const auto send = [&](int from, int first, int end, double& out, std::vector<double>& in) {
     std::int64_t sent = 0;
     for (int gpu = first; gpu < end; ++gpu) {
@@ -173,7 +171,7 @@ void CopyCounter::expand(int source, const CopyPaths& paths, LinkTraffic& copies
       in[at(gpu)] += count;
       sent += count;
     }
-    if (from >= first && from < end) {  // these cross no link
+    if (from >= first && from < end) {
       const std::int32_t own = counts[at(from - paths.first_gpu)];
       in[at(from)] -= own;
       sent -= own;

@@ -54,6 +54,9 @@ class CopyCounter {
     std::uint64_t bits;  // the first word of the rank's bits
     std::int32_t rank;   // nowhere: -1
   };
+  struct Domains {
+    std::int32_t first, last;  // bits; none: last < first
+  };
   struct Expert {
     std::uint64_t bits;  // of its current slot's rank, as in Target
     std::int32_t slot;   // none yet: -1
@@ -84,11 +87,8 @@ class CopyCounter {
   std::array<int, 3> shape_{};  // ranks, moe_tp, domain
   int used_bits_ = 0;
   std::size_t words_ = 1;
-  std::vector<std::uint64_t> bits_;  // [ranks, words]
-  std::vector<Target> targets_;      // [ranks]
-  struct Domains {
-    std::int32_t first, last;  // bits; none: last < first
-  };
+  std::vector<std::uint64_t> bits_;       // [ranks, words]
+  std::vector<Target> targets_;           // [ranks]
   std::vector<Domains> domains_;          // of a rank's GPUs, [ranks]
   std::vector<std::int64_t> last_token_;  // that set a bit, by the number of all counted
   std::int64_t token_ = 0;

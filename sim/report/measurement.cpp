@@ -311,11 +311,6 @@ Totals Measurement::finish(Time now, Window window) {
   for (StepTotals& kind : totals.by_kind) {
     for (const auto& [samples, steps] : kind.experts.steps_by_samples) {
       const StepSample& first = *samples.front();
-      if (samples.size() == 1) {
-        add_layers(kind.experts, totals, first.layers(), first.tokens_of_expert(), steps,
-                   std::nullopt);
-        continue;
-      }
       std::vector<LayerOutcome> layers = first.layers();
       std::vector<std::int32_t> tokens_of_expert = first.tokens_of_expert();
       for (const StepSample* sample : std::span(samples).subspan(1)) {

@@ -70,12 +70,11 @@ std::vector<LayerOutcome> StepSample::layers() const {
 
 std::vector<std::int32_t> StepSample::tokens_of_expert() const {
   if (moe_layers == 0) return {};
-  const std::size_t experts = tokens_of_experts.size() / of_priced.size();
+  const std::size_t experts = tokens_of_priced.size() / layers_priced.size();
   std::vector<std::int32_t> all;
   all.reserve(static_cast<std::size_t>(moe_layers) * experts);
   for (int l = 0; l < moe_layers; ++l) {
-    const auto place = static_cast<std::size_t>(priced.standing_for(l) - priced.first);
-    const auto of_layer = std::span(tokens_of_experts).subspan(place * experts, experts);
+    const auto of_layer = std::span(tokens_of_priced).subspan(place_of(l) * experts, experts);
     all.insert(all.end(), of_layer.begin(), of_layer.end());
   }
   return all;

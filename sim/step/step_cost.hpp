@@ -178,11 +178,13 @@ struct StepSample {
   std::size_t number = 0;
   int moe_layers = 0;
   LayerRange priced;
-  std::vector<LayerOutcome> of_priced;          ///< [priced]
-  std::vector<std::int32_t> tokens_of_experts;  ///< [priced, experts]
-  const LayerOutcome& layer(int moe_layer) const {
-    return of_priced[static_cast<std::size_t>(priced.standing_for(moe_layer) - priced.first)];
+  std::vector<LayerOutcome> layers_priced;     ///< [priced]
+  std::vector<std::int32_t> tokens_of_priced;  ///< [priced, experts]
+  /// Of a MoE layer, the place in `layers_priced`.
+  std::size_t place_of(int moe_layer) const {
+    return static_cast<std::size_t>(priced.standing_for(moe_layer) - priced.first);
   }
+  const LayerOutcome& layer(int moe_layer) const { return layers_priced[place_of(moe_layer)]; }
   /// Of all MoE layers.
   std::vector<LayerOutcome> layers() const;
   std::vector<std::int32_t> tokens_of_expert() const;  ///< [MoE layers, experts]

@@ -536,12 +536,12 @@ StepSample StepModel::sample(const StepBatch& batch, const PhaseRule& rule,
   price_layers(batch, rule, placements, rows, steps_, priced, layers);
   steps_ += 2;
   StepSample result{.moe_layers = model_.moe_layers(), .priced = priced};
-  result.of_priced.assign(std::make_move_iterator(layers.begin() + priced.first),
-                          std::make_move_iterator(layers.begin() + priced.end));
+  result.layers_priced.assign(std::make_move_iterator(layers.begin() + priced.first),
+                              std::make_move_iterator(layers.begin() + priced.end));
   const auto experts = at(model_.experts);
   const auto tokens = tokens_of_expert().subspan(at(priced.first) * experts,
                                                  at(priced.end - priced.first) * experts);
-  result.tokens_of_experts.assign(tokens.begin(), tokens.end());
+  result.tokens_of_priced.assign(tokens.begin(), tokens.end());
   sum_up(result);
   return result;
 }
@@ -568,11 +568,9 @@ void StepModel::sum_up(StepSample& sample) const {
     path.collective("dispatch", Part::dispatch, layer.exchange.dispatch, stage.dispatch);
     path.experts(layer.experts);
     path.collective("combine", Part::combine, layer.exchange.combine, stage.combine);
-  }
-  for (int l = 0; l < sample.moe_layers; ++l) {
-    const TokenBalance of_layer = token_balance({&sample.layer(l), 1});
-    sample.balance.max_tokens += of_layer.max_tokens;
-    sample.balance.mean_tokens += of_layer.mean_tokens;
+    const TokenBalance balance = token_balance({&layer, 1});
+    sample.balance.max_tokens += balance.max_tokens;
+    sample.balance.mean_tokens += balance.mean_tokens;
   }
 }
 

@@ -3,11 +3,12 @@
 Each curve takes one size from small to large and keeps the rest. What a run takes before its first step is measured apart
 and taken off. The exponent e of time = c size^e is fitted to the larger half of the sizes: where small parts weigh little.
 """
-import copy, json, math, os, pathlib, subprocess, sys, tempfile
+import copy, json, math, pathlib, sys, tempfile
 
-MOESIM = os.path.abspath(sys.argv[1])
+from program import measure  # runs sys.argv[1]
+
 BENCH = pathlib.Path("configs/bench").absolute()
-REPEATS = 2
+LONG = 10  # seconds of CPU, from which on a run is made once
 
 
 def config(name):
@@ -25,25 +26,15 @@ def config(name):
 
 
 def seconds(experiment, threads=1):
-    """CPU and wall seconds of one run, the least of a few."""
+    """CPU and wall seconds of one run, the least of two."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "run.json"
         file.write_text(json.dumps(experiment))
-        least = [math.inf, math.inf]
-        spent = 0.0
-        for _ in range(REPEATS):
-            command = [MOESIM, "run", str(file), "--threads", str(threads)]
-            before = os.times()
-            ran = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            after = os.times()
-            if ran.returncode != 0:
-                sys.exit(f"{json.dumps(experiment['parallel'])}: {ran.stderr}")
-            cpu = after.children_user - before.children_user
-            least = [min(least[0], cpu), min(least[1], after.elapsed - before.elapsed)]
-            spent += cpu
-            if spent > 10:
-                break
-        return least
+        wall, cpu, _ = measure("run", file, "--threads", threads)
+        if cpu < LONG:
+            again = measure("run", file, "--threads", threads)
+            wall, cpu = min(wall, again[0]), min(cpu, again[1])
+        return cpu, wall
 
 
 def of_requests(experiment):
@@ -128,25 +119,21 @@ def threads():
 
 CURVES = {
     "gpus": ("GPUs of one EP group, all-gather + reduce-scatter", "16 sequences a GPU, 64 decode steps of 58 layers, METRO",
-             lambda: gpus_of_a_group("reduce_scatter"), "GPUs"),
-    "all_to_all": ("GPUs of one EP group, combine all-to-all", "the same", lambda: gpus_of_a_group("all_to_all"), "GPUs"),
-    "groups": ("GPUs of a fleet", "groups of 64 GPUs, 3,000 requests a group, sampled", groups, "GPUs"),
-    "experts": ("experts of a layer", "48 layers, top 4, 8 GPUs, 64 sequences a GPU, 256 decode steps, METRO", experts, "experts"),
-    "batch": ("sequences of a GPU", "16 GPUs, 64 decode steps of 58 layers, METRO", batch, "sequences"),
-    "requests": ("requests of a run", "8 GPUs, sampled, with the start of the run", requests, "requests"),
-    "threads": ("threads", "exact replay, wall seconds; less is better", threads, "threads"),
+             lambda: gpus_of_a_group("reduce_scatter")),
+    "all_to_all": ("GPUs of one EP group, combine all-to-all", "the same", lambda: gpus_of_a_group("all_to_all")),
+    "groups": ("GPUs of a fleet", "groups of 64 GPUs, 3,000 requests a group, sampled", groups),
+    "experts": ("experts of a layer", "48 layers, top 4, 8 GPUs, 64 sequences a GPU, 256 decode steps, METRO", experts),
+    "batch": ("sequences of a GPU", "16 GPUs, 64 decode steps of 58 layers, METRO", batch),
+    "requests": ("requests of a run", "8 GPUs, sampled, with the start of the run", requests),
+    "threads": ("threads", "exact replay, wall seconds; less is better", threads),
 }
 
 
-def number(value):
-    return f"{value:,}"
-
-
 for key in sys.argv[2:] or CURVES:
-    title, what, measure, unit = CURVES[key]
-    sizes, times = measure()
+    title, what, curve = CURVES[key]
+    sizes, times = curve()
     e = exponent(sizes, times)
-    print(f"\n| {title} | " + " | ".join(map(number, sizes)) + " | exponent |")
+    print(f"\n| {title} | " + " | ".join(f"{size:,}" for size in sizes) + " | exponent |")
     print("|---" * (len(sizes) + 2) + "|")
     print("| CPU s |" if key != "threads" else "| s |", " | ".join(f"{t:.3g}" for t in times), f"| {e:.2f} |", flush=True)
     print(f"\n{what[0].upper()}{what[1:]}.")
