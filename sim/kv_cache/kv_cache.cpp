@@ -101,12 +101,26 @@ CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) c
 }
 
 void KvCache::expect(std::uint32_t request, std::int32_t prompt_tokens,
-                     std::vector<BlockHash> known) {
+                     std::vector<BlockHash> known, std::optional<AgentName> agent) {
   if (!caching_) return;
   Holding& holding = holdings_[request];
   holding.hashes = std::move(known);
   holding.of_prompt = static_cast<std::size_t>(prompt_tokens / layout_.block_tokens);
   holding.groups.resize(layout_.groups.size());
+  holding.agent = agent;
+  if (!agent) return;
+  for (const Tier& tier : tiers_) tier.tier->own(*agent, holding.hashes);
+}
+
+// What tiers had of a request is in HBM from now on.
+void KvCache::note_running(const Holding& holding) {
+  if (!holding.agent) return;
+  for (const Tier& tier : tiers_)
+    tier.tier->announce({*holding.agent, {NextRequest::State::runs, {}, 0}});
+}
+
+void KvCache::pass(Time now) {
+  for (const Tier& tier : tiers_) tier.tier->pass(now);
 }
 
 CacheHit KvCache::find(const Sequence& sequence) const {
@@ -170,6 +184,7 @@ void KvCache::take_cached(Sequence& sequence) {
   if (looks_below) {
     check(hit.loads == 0, "a sequence is admitted that has blocks to load");
     note_hit(holding, hit.blocks);
+    note_running(holding);
     below_.tier->use(below_.port,
                      std::span(holding.hashes).first(static_cast<std::size_t>(hit.blocks)));
   }
@@ -197,6 +212,7 @@ CacheHit KvCache::begin_load(Sequence& sequence) {
              end = static_cast<std::size_t>(hit.all());
   const std::span<const BlockHash> prompt = std::span(holding.hashes).first(end);
   note_hit(holding, hit.blocks);
+  note_running(holding);
   below_.tier->use(below_.port, prompt);
   Held& held = holding.groups.front();
   for (const BlockHash hash : prompt.first(in_hbm)) {
@@ -432,8 +448,8 @@ std::int32_t KvCache::take_oldest() {
   const std::int32_t oldest = at(ring_end).newer;
   if (std::exchange(at(oldest).cached, false)) {
     forget(oldest);
-    if (below_.tier != nullptr && below_.tier->write().when_taken(at(oldest).hits) &&
-        !at(oldest).stays)
+    if (below_.tier != nullptr && !at(oldest).stays &&
+        below_.tier->takes_leaving(at(oldest).hash, at(oldest).hits))
       taken_.push_back(at(oldest).hash);
   }
   hold(oldest);

@@ -87,7 +87,11 @@ class KvCache {
                         std::int32_t tokens) const;
 
   /// A request comes to this rank whose first blocks, those of its prompt at least, are these.
-  void expect(std::uint32_t request, std::int32_t prompt_tokens, std::vector<BlockHash> known);
+  /// If it is an agent's, tiers learn that the agent is back, and later that the request runs.
+  void expect(std::uint32_t request, std::int32_t prompt_tokens, std::vector<BlockHash> known,
+              std::optional<AgentName> agent = {});
+  /// It is `now`: what has expired leaves the tiers.
+  void pass(Time now);
   /// What a sequence of a request that was expected would find.
   CacheHit find(const Sequence&) const;
 
@@ -154,6 +158,7 @@ class KvCache {
     std::vector<Held> groups;
     std::size_t filled = 0;     // how many leading blocks are full
     std::size_t of_prompt = 0;  // how many leading blocks hold nothing but its prompt
+    std::optional<AgentName> agent{};
   };
 
   // What a group's block is known by.
@@ -169,6 +174,7 @@ class KvCache {
   std::size_t nearest(BlockHash) const;
   OfLowerTiers<std::int64_t> of_lower(std::span<const BlockHash> loaded) const;
   void note_hit(const Holding&, std::int64_t blocks);
+  void note_running(const Holding&);
   std::int64_t reach(std::span<const BlockHash>, std::int64_t blocks, auto&& is_here) const;
   void for_needed(std::span<const BlockHash>, std::int64_t blocks, std::int64_t computed,
                   auto&& action) const;

@@ -26,6 +26,30 @@ KvTier::KvTier(const KvTierPlan& plan, std::int64_t blocks, BlockShard of_block,
       order_(plan.eviction->order(blocks)),
       found_(static_cast<std::size_t>(ports)) {
   check(blocks >= 1, "a tier without room");
+  if (plan.eviction->looks_ahead() || plan.write->looks_ahead()) owners_.emplace();
+}
+
+void KvTier::pass(Time now) {
+  order_->clock(now);
+  while (const auto hash = order_->expired([this](BlockHash held) { return pinned(held); })) {
+    count_fill(now);
+    evict(*hash);
+  }
+}
+
+void KvTier::own(AgentName agent, std::span<const BlockHash> blocks) {
+  if (owners_) tell_order(owners_->own(agent, blocks));
+}
+
+void KvTier::announce(const Announcement& announced) {
+  if (owners_) tell_order(owners_->announce(announced));
+}
+
+void KvTier::tell_order(std::span<const BlockHash> changed) {
+  if (!plan_.eviction->looks_ahead()) return;
+  for (const BlockHash hash : changed) {
+    if (holds(hash)) order_->next_use(hash, owners_->next(hash));
+  }
 }
 
 void KvTier::use(int port, std::span<const BlockHash> prompt) {
@@ -163,24 +187,31 @@ void KvTier::take_in(BlockHash hash, Block block) {
   block.stamp = ++last_stamp_;
   blocks_.emplace(hash, block);
   order_->add(hash);
+  if (plan_.eviction->looks_ahead()) order_->next_use(hash, owners_->next(hash));
   tally_.peak = std::max(tally_.peak, resident());
 }
 
 bool KvTier::make_room() {
   if (resident() < capacity_) return true;
-  const auto victim = order_->victim([this](BlockHash hash) {
-    const Block& block = blocks_.find(hash)->second;
-    return block.pins > 0 || !block.landed;
-  });
+  const auto victim = order_->victim([this](BlockHash hash) { return pinned(hash); });
   if (!victim) return false;
-  const auto block = blocks_.find(*victim);
+  if (below_.tier != nullptr && below_.tier->takes_leaving(*victim, blocks_.at(*victim).hits))
+    leaving_.push_back(*victim);
+  evict(*victim);
+  return true;
+}
+
+bool KvTier::pinned(BlockHash hash) const {
+  const Block& block = blocks_.find(hash)->second;
+  return block.pins > 0 || !block.landed;
+}
+
+void KvTier::evict(BlockHash hash) {
+  const auto block = blocks_.find(hash);
   ++tally_.evicted;
   tally_.dead += block->second.read ? 0 : 1;
-  if (below_.tier != nullptr && below_.tier->write().when_taken(block->second.hits))
-    leaving_.push_back(*victim);
-  order_->remove(*victim);
+  order_->remove(hash);
   blocks_.erase(block);
-  return true;
 }
 
 Time KvTier::stored_by(TransferId store, Time now) const {
@@ -224,6 +255,7 @@ void KvTier::land_stores(Time now) {
 }
 
 void KvTier::count_fill(Time now) {
+  order_->clock(now);
   tally_.block_seconds += static_cast<double>(resident()) * to_seconds(now - changed_).count();
   changed_ = now;
 }

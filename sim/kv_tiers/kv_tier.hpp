@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "sim/kv_tiers/kv_tiers.hpp"
+#include "sim/kv_tiers/block_owners.hpp"
 
 namespace moesim {
 
@@ -13,7 +13,7 @@ namespace moesim {
 struct KvTierTally {
   std::int64_t loads = 0, stores = 0;   ///< transfers
   std::int64_t read = 0, written = 0;   ///< blocks that they carried
-  std::int64_t evicted = 0, dead = 0;   ///< that made room; of these, never read
+  std::int64_t evicted = 0, dead = 0;   ///< that made room or expired; of these, never read
   std::int64_t refused = 0;             ///< not stored: all that the tier holds was pinned
   std::int64_t given_up = 0;            ///< loads whose request lost its blocks before it ran
   std::int64_t passed = 0;              ///< blocks of lower tiers that loads carried past it
@@ -65,8 +65,19 @@ class KvTier {
   std::int64_t resident() const { return std::ssize(blocks_); }
   std::int64_t capacity() const { return capacity_; }
   const TierWrite& write() const { return *plan_.write; }
+  /// Whether a block that the memory above takes for other tokens is copied here.
+  bool takes_leaving(BlockHash hash, int hits) const {
+    return write().when_taken(hits, !owners_ || owners_->has(hash));
+  }
   TierPath path() const { return plan_.path; }
   const TierBelow& below() const { return below_; }
+
+  /// It is `now`: what has expired leaves.
+  void pass(Time now);
+  /// Blocks that an agent's request, which is under way, has or will fill, its first one first.
+  void own(AgentName, std::span<const BlockHash>);
+  /// When an agent asks again.
+  void announce(const Announcement&);
 
   /// A rank's request has these leading blocks of its prompt from HBM, from here or from below.
   void use(int port, std::span<const BlockHash> prompt);
@@ -122,6 +133,9 @@ class KvTier {
   };
   void renew(std::span<const BlockHash> prompt, bool found);
   bool make_room();
+  bool pinned(BlockHash) const;
+  void evict(BlockHash);
+  void tell_order(std::span<const BlockHash> changed);
   void land_stores(Time now);
   void take_in(BlockHash hash, Block block);
   void copy_below(int port, std::vector<BlockHash> blocks, Time now);
@@ -136,6 +150,7 @@ class KvTier {
   BlockShard of_block_;
   TransferLink reads_, writes_;
   std::unique_ptr<TierOrder> order_;
+  std::optional<BlockOwners> owners_;  // if a policy looks ahead
   std::unordered_map<BlockHash, Block> blocks_;
   std::map<TransferId, Moving> loading_, storing_;
   std::vector<Landed> landed_stores_;  // not reported yet

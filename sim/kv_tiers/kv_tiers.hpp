@@ -14,6 +14,7 @@
 #include "hardware/registry.hpp"
 #include "hardware/units.hpp"
 #include "sim/kv_tiers/transfer_link.hpp"
+#include "traces/requests/request_source.hpp"
 
 namespace moesim {
 
@@ -31,10 +32,19 @@ class TierOrder {
   /// A block that is held stands in a prompt whose blocks come or have just come; no request has
   /// found it.
   virtual void renew(BlockHash) = 0;
+  /// When a block that is held is needed next; told only to orders of a policy that looks_ahead().
+  /// Until then, never.
+  virtual void next_use(BlockHash, const NextRequest&) {}
   /// A block leaves.
   virtual void remove(BlockHash) = 0;
   /// The block to evict next, of those that are not pinned; nothing if all are.
   virtual std::optional<BlockHash> victim(const std::function<bool(BlockHash)>& pinned) const = 0;
+  /// It is `now`, never earlier than before.
+  virtual void clock(Time /*now*/) {}
+  /// A block that leaves though there is room, of those that are not pinned; nothing if none does.
+  virtual std::optional<BlockHash> expired(const std::function<bool(BlockHash)>& /*pinned*/) const {
+    return std::nullopt;
+  }
 };
 
 /// Decides which block of a full tier makes room. Pure; its orders have state.
@@ -43,6 +53,8 @@ class TierEviction {
   virtual ~TierEviction() = default;
   /// The order of an empty tier with room for so many blocks.
   virtual std::unique_ptr<TierOrder> order(std::int64_t capacity) const = 0;
+  /// Whether its orders are told when sessions need their blocks next.
+  virtual bool looks_ahead() const { return false; }
 };
 
 /// Decides when a block of the memory above, HBM or a nearer tier, is copied to a tier that lacks
@@ -55,12 +67,15 @@ class TierWrite {
   /// A request found the block above: the `hits`-th one since the block came there, from 1 on.
   virtual bool when_hit(int /*hits*/) const { return false; }
   /// The block is about to be taken for other tokens; so many requests have found it above.
-  virtual bool when_taken(int /*hits*/) const { return false; }
+  /// `goes_on`: an agent of a session has it that has not had its last turn; always true unless
+  /// the policy looks_ahead().
+  virtual bool when_taken(int /*hits*/, bool /*goes_on*/) const { return false; }
+  virtual bool looks_ahead() const { return false; }
 };
 
-/// The table: lru, fifo, arc.
+/// The table: lru, fifo, arc, ttl, steps_to_use, oracle.
 const Registry<TierEviction>& tier_evictions();
-/// The table: write_through, write_back, selective, frequency.
+/// The table: write_through, write_back, live, selective, frequency.
 const Registry<TierWrite>& tier_writes();
 
 /// Who shares a tier.

@@ -70,6 +70,10 @@ struct RequestRecord : RequestLife {
   std::shared_ptr<const PrefillRecord> prefill{};  ///< by another pool; of most there is none
   std::shared_ptr<const PromptIds> prompt_ids{};
   std::optional<SessionTurn> turn{};
+  /// The agent whose turn it is, if it is one.
+  std::optional<AgentName> agent() const {
+    return turn ? std::optional(agent_name(turn->session, turn->agent)) : std::nullopt;
+  }
 };
 
 /// What is kept of a request that is a turn of a session.

@@ -94,7 +94,8 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   if (deployment_.prefix_caching) {
     rank.kv.expect(id, request.prompt_tokens,
                    known_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
-                                deployment_.kv_layout.block_tokens));
+                                deployment_.kv_layout.block_tokens),
+                   request.agent());
   }
   ++rank.arrived;
   rank.kv_tokens += tokens;
@@ -539,6 +540,9 @@ void Instance::price_step(Time now) {
 std::optional<Seconds> Instance::begin_step(Time now) {
   ++changes_;
   planned_at_ = now;
+  if (!below_.empty()) {
+    for (Rank& rank : ranks_) rank.kv.pass(now);
+  }
   if (!plan_step()) {
     if (!below_.empty()) move_blocks(now);
     for (const Rank& rank : ranks_) {

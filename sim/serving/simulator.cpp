@@ -562,6 +562,9 @@ class Simulation {
 
   void request_left(std::uint32_t id) {
     source_->completed(id, outcome_of(requests_[id]), queue_.now());
+    for (const Announcement& announced : source_->announced()) {
+      for (const TierOfPool& tier : tiers_) tier.site->tier->announce(announced);
+    }
     for (const auto& pool : pools_) pool->measurement.request_left(queue_.now());
     for (RunObserver* observer : observers_) observer->request_left(id, requests_[id]);
     requests_.left(id);

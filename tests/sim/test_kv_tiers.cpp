@@ -211,6 +211,143 @@ TEST_CASE("arc keeps what was found from a scan, until what it gave up comes aga
   CHECK(held() == std::vector<BlockHash>{1, 2, 3, 9});
 }
 
+// Five minutes by default, counted from the last time that somebody found the block.
+TEST_CASE("ttl forgets what nobody found for a time, room or not, but nothing on its way") {
+  const KvTierPlan plan = plan_of(
+      R"({"capacity": "1 GB", "eviction": {"type": "ttl", "ttl": "10 s"}, "bandwidth": "1 B/s"})");
+  KvTier tier(plan, 8, {Bytes(1)}, 1);
+  tier.store(0, std::vector<BlockHash>{1, 2, 3}, at_s(0));
+  land(tier, 3);
+  tier.pass(at_s(6));
+  tier.use(0, std::vector<BlockHash>{2});
+  tier.load(0, {3}, at_s(8));
+  tier.store(0, std::vector<BlockHash>{4}, at_s(8));
+  tier.pass(at_s(11));
+  CHECK_FALSE(tier.holds(1));
+  CHECK(tier.holds(2));
+  CHECK(tier.holds(3));  // on its way to HBM
+  land(tier, 12);
+  tier.pass(at_s(12));
+  CHECK_FALSE(tier.holds(3));
+  tier.pass(at_s(16));
+  CHECK(tier.holds(2));
+  tier.pass(at_s(16.1));
+  CHECK_FALSE(tier.holds(2));
+  CHECK(tier.holds(4));
+  CHECK(tier.tally(at_s(16.1)).evicted == 3);
+}
+
+// ---- what sessions announce ----
+
+TEST_CASE("a block is needed when the first of its agents comes back") {
+  using State = NextRequest::State;
+  const auto due = [](double s) { return NextRequest{State::due, at_s(s), 0}; };
+  const NextRequest waits{State::waits, {}, 2}, runs{State::runs, {}, 0}, never;
+  BlockOwners owners;
+  CHECK(owners.own(7, std::vector<BlockHash>{1, 2}) == std::vector<BlockHash>{1, 2});
+  CHECK(owners.own(8, std::vector<BlockHash>{1, 3}) == std::vector<BlockHash>{1, 3});
+  CHECK(owners.next(3) == due(0));
+  CHECK(owners.announce({7, due(50)}) == std::vector<BlockHash>{1, 2});
+  owners.announce({8, due(40)});
+  CHECK(owners.next(1) == due(40));
+  owners.announce({8, runs});
+  CHECK(owners.next(1) == due(50));
+  CHECK(owners.next(3) == runs);
+  owners.announce({7, waits});
+  CHECK(owners.next(1) == runs);
+  // After a compaction the agent needs less of what it had.
+  CHECK(owners.own(7, std::vector<BlockHash>{1, 4}) == std::vector<BlockHash>{1, 2, 4});
+  CHECK_FALSE(owners.has(2));
+  owners.announce({8, never});
+  CHECK_FALSE(owners.has(3));
+  CHECK(owners.has(1));
+  CHECK(owners.announce({7, never}) == std::vector<BlockHash>{1, 4});
+  CHECK(owners.next(1) == never);
+  CHECK(owners.announce({7, due(1)}).empty());
+}
+
+// Three agents with a block each: 1 waits for three turns, 2 for one, 3 comes back in an hour.
+TEST_CASE("oracle and steps_to_use give up what waits longest; oracle also knows of pauses") {
+  for (const auto& [eviction, first_out] : std::map<std::string, std::vector<BlockHash>>{
+           {"oracle", {1, 2, 4, 3}}, {"steps_to_use", {1, 2, 3, 4}}, {"lru", {3, 2, 4, 1}}}) {
+    CAPTURE(eviction);
+    const KvTierPlan plan = plan_of(fmt::format(
+        R"({{"capacity": "1 GB", "eviction": "{}", "bandwidth": "1000000000 TB/s"}})", eviction));
+    KvTier tier(plan, 4, {Bytes(1)}, 1);
+    for (const BlockHash block : {3, 2, 4, 1}) {
+      tier.own(block, std::vector{block});
+      tier.store(0, std::vector{block}, at_s(0));
+      land(tier, 0);
+    }
+    using State = NextRequest::State;
+    tier.announce({1, {State::waits, {}, 3}});
+    tier.announce({2, {State::waits, {}, 1}});
+    tier.announce({3, {State::due, at_s(60), 0}});
+    tier.announce({4, {State::due, at_s(3600), 0}});
+    for (BlockHash next = 10; const BlockHash out : first_out) {
+      CHECK(tier.holds(out));
+      tier.own(next, std::vector{next});  // due now
+      tier.store(0, std::vector{next++}, at_s(1));
+      land(tier, 1);
+      CHECK_FALSE(tier.holds(out));
+    }
+  }
+}
+
+// Agents with a block each, asked for in turn: hits of a memory of so many blocks that knows when
+// each block is needed next. Without a clock.
+std::int64_t hits_of(std::string_view eviction, std::int64_t room,
+                     const std::vector<BlockHash>& asked) {
+  const auto policy =
+      tier_evictions().make(ConfigNode(Json(std::string(eviction)), "test.json").as_policy());
+  const auto order = policy->order(room);
+  std::set<BlockHash> held;
+  std::int64_t hits = 0;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    const BlockHash block = asked[i];
+    if (held.contains(block)) {
+      order->use(block);
+      ++hits;
+    } else {
+      if (std::ssize(held) == room) {
+        const BlockHash out = *order->victim([](BlockHash) { return false; });
+        order->remove(out);
+        held.erase(out);
+      }
+      order->add(block);
+      held.insert(block);
+    }
+    const auto next = std::find(asked.begin() + std::ptrdiff_t(i) + 1, asked.end(), block);
+    if (next != asked.end()) {
+      order->next_use(block, {NextRequest::State::due, at_s(double(next - asked.begin())), 0});
+    } else {
+      order->next_use(block, {});
+    }
+  }
+  return hits;
+}
+
+TEST_CASE("law 8: without a clock nothing hits more than oracle, and lru more with more room") {
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    Rng rng(seed, "test/kv_tiers/oracle");
+    std::vector<BlockHash> asked;
+    for (int i = 0; i < 2000; ++i)
+      asked.push_back(std::min(rng.below(60), seed % 2 == 0 ? rng.below(60) : BlockHash{59}));
+    std::int64_t before = 0;
+    for (const std::int64_t room : {4, 12, 30, 59}) {
+      CAPTURE(seed, room);
+      const std::int64_t most = hits_of("oracle", room, asked), lru = hits_of("lru", room, asked);
+      CHECK(lru >= before);
+      before = lru;
+      for (const auto& eviction : tier_evictions().entries()) {
+        CAPTURE(eviction.name);
+        CHECK(hits_of(eviction.name, room, asked) <= most);
+      }
+      if (room < 59) CHECK(most > lru * 11 / 10);
+    }
+  }
+}
+
 void fill_and_load(std::string_view eviction) {
   CAPTURE(eviction);
   Rng rng(1, "test/kv_tiers");
@@ -1176,6 +1313,29 @@ TEST_CASE("law 8: write policies change what is copied, not what is hit, while e
   }
 }
 
+TEST_CASE("live copies nothing of a session that is over, nor of requests outside sessions") {
+  const auto document = [](Json set, const char* write) {
+    set["kv_cache"]["tiers"][0]["write"] = write;
+    Experiment e = load_tiny(set);
+    e.decode().memory.kv_blocks = 60;
+    return run(e).document();
+  };
+  const Json tier{{"capacity", "1 TB"}, {"bandwidth", "1000000000 TB/s"}};
+  const auto written = [](const OrderedJson& json) {
+    return json["tiers"]["host"]["write"]["bytes"].get<double>();
+  };
+  const OrderedJson back = document(sessions(tier), "write_back"),
+                    live = document(sessions(tier), "live");
+  CHECK(live["turns"]["all"]["prefix"]["hit_tokens"] ==
+        back["turns"]["all"]["prefix"]["hit_tokens"]);
+  CHECK(written(live) > 0);
+  CHECK(written(live) < .9 * written(back));
+  Json alone = one_rank(tier);
+  alone["workload"] = {{"arrivals", {{"concurrency", 5}}}, {"requests", 60}};
+  CHECK(written(document(alone, "write_back")) > 0);
+  CHECK(written(document(alone, "live")) == 0);
+}
+
 TEST_CASE("a tier whose link is too slow to be worth a load is none") {
   const auto document = [](const Json& tier) {
     Json set = sessions(tier);
@@ -1291,7 +1451,8 @@ TEST_CASE("a tier that makes no sense is refused, and the message says where and
   CHECK_THAT(refused({{{"capacity", "1 GB"}, {"name", "hbm"}}}), contains("tiers/0/name"));
   CHECK_THAT(
       refused({{{"capacity", "1 GB"}, {"write", "through"}}}),
-      contains("unknown \"through\"; one of: write_through, write_back, selective, frequency"));
+      contains(
+          "unknown \"through\"; one of: write_through, write_back, live, selective, frequency"));
   CHECK_THAT(refused({{{"capacity", "1 GB"}, {"size", 3}}}), contains("unknown key \"size\""));
   CHECK_THAT(refused(Json::array({host}), {{"kv_cache", {{"prefix_caching", false}}}}),
              contains("give \"prefix_caching\": true"));

@@ -404,9 +404,10 @@ struct Sent {
 };
 
 // Turns as a system asks for them that takes service(turn) for each, however many there are. Those
-// whose client leaves do so at leaves(turn).
-template <class Service, class Leaves>
-std::vector<Sent> played(RequestSource& source, Service&& service, Leaves&& leaves) {
+// whose client leaves do so at leaves(turn). heard(now, announced) is told what each end makes
+// known.
+template <class Service, class Leaves, class Heard>
+std::vector<Sent> played(RequestSource& source, Service&& service, Leaves&& leaves, Heard&& heard) {
   std::vector<Sent> sent;
   std::set<std::pair<Time, std::size_t>> ends;
   for (;;) {
@@ -425,7 +426,12 @@ std::vector<Sent> played(RequestSource& source, Service&& service, Leaves&& leav
     ends.erase(ends.begin());
     source.completed(static_cast<std::int64_t>(request),
                      leaves(sent[request].turn) ? Outcome::abandoned : Outcome::finished, now);
+    for (const Announcement& announced : source.announced()) heard(now, announced);
   }
+}
+template <class Service, class Leaves>
+std::vector<Sent> played(RequestSource& source, Service&& service, Leaves&& leaves) {
+  return played(source, service, leaves, [](Time, const Announcement&) {});
 }
 std::optional<Time> nobody(const SessionTurn&) { return std::nullopt; }
 
@@ -521,6 +527,44 @@ TEST_CASE("known answer 5: a turn waits for the agents that the one before has s
   CHECK(cut.back().at == at(5.65));
   CHECK(life.ended == at(6.65));
   CHECK(life.answered == 4);
+}
+
+// The same tree: when X and Y have begun, the main agent waits for two turns of Y, then for one
+// turn of each, at last for one of X alone.
+TEST_CASE("agents say when they come back, and how many turns they wait for until they know") {
+  const TemporaryFile runs("runs.jsonl", tree());
+  const RequestWorkload load =
+      workload({{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}},
+                {"sessions", {{"type", "recorded"}, {"file", runs.path().string()}}}});
+  struct Heard {
+    double at;
+    std::uint32_t agent;
+    NextRequest next;
+    bool operator==(const Heard&) const = default;
+  };
+  std::vector<Heard> heard;
+  const auto seconds = [](const SessionTurn& turn) {
+    if (turn.agent == 0) return Seconds(turn.turn == 0 ? 2 : 1);
+    return Seconds(turn.agent == 1 ? 3 : 1);
+  };
+  played(*load.make(1, 1), seconds, nobody, [&](Time now, const Announcement& announced) {
+    heard.push_back(
+        {to_seconds(now).count(), static_cast<std::uint32_t>(announced.agent), announced.next});
+  });
+  using State = NextRequest::State;
+  const auto due = [](double s) { return NextRequest{State::due, at(s), 0}; };
+  const auto waits = [](int turns) { return NextRequest{State::waits, {}, turns}; };
+  const NextRequest never;
+  CHECK(heard == std::vector<Heard>{{2, 1, due(2.5)},
+                                    {2, 2, due(3)},
+                                    {2, 0, waits(2)},
+                                    {4, 2, due(4.25)},
+                                    {4, 0, waits(1)},
+                                    {5.25, 2, never},
+                                    {5.25, 0, waits(1)},
+                                    {5.5, 1, never},
+                                    {5.5, 0, due(5.9)},
+                                    {6.9, 0, never}});
 }
 
 Json fan_out(double background) {

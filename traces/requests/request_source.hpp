@@ -45,6 +45,30 @@ struct SessionTurn {
   std::uint32_t siblings = 0;  ///< 1 + the agent that started its own; 0: the main one
 };
 
+/// Names an agent of a session in a run.
+using AgentName = std::uint64_t;
+constexpr AgentName agent_name(std::uint32_t session, std::uint32_t agent) {
+  return (AgentName{session} << 32) | agent;
+}
+
+/// What is known of an agent's next request.
+struct NextRequest {
+  enum class State : std::uint8_t {
+    due,    ///< it is sent at `at`, or has been and is not served yet
+    runs,   ///< the request before is served now
+    waits,  ///< other agents must be answered before
+    never
+  };
+  State state = State::never;
+  Time at{};                      ///< due
+  std::int32_t turns_before = 0;  ///< waits: turns of others that follow each other until then
+  bool operator==(const NextRequest&) const = default;
+};
+struct Announcement {
+  AgentName agent = 0;
+  NextRequest next{};
+};
+
 /// What became of a session.
 struct SessionLife {
   enum class State : std::uint8_t {
@@ -92,6 +116,9 @@ class RequestSource {
   /// A request, counted from 0 in the order of next(), left at `now`: a closed loop sends the next
   /// one. Times never decrease.
   virtual void completed(std::int64_t /*request*/, Outcome, Time /*now*/) {}
+  /// What the last completed() made known of agents' next requests: those of the agent that was
+  /// answered, and of others that wait for it.
+  virtual std::span<const Announcement> announced() const { return {}; }
   /// Those that have begun, in that order; none where each request is by itself.
   virtual std::span<const SessionLife> sessions() const { return {}; }
 };

@@ -91,6 +91,7 @@ class SessionSource final : public RequestSource {
     const std::uint32_t id = agent_of_[static_cast<std::size_t>(request)];
     Agent& agent = agents_.at(id);
     Open& open = open_.at(agent.session);
+    announced_.clear();
     agent.in_flight = false;
     agent.replied = now;
     const bool answered = outcome == Outcome::finished;
@@ -99,12 +100,16 @@ class SessionSource final : public RequestSource {
     if (answered && !open.is_cut()) {
       start_children(id, now);
       if (prepare(id)) {
-        if (agents_.at(id).awaited == 0) pause(id, now);
+        const Agent& goes_on = agents_.at(id);
+        goes_on.awaited == 0 ? pause(id, now) : announce_waiting(id);
+        if (goes_on.parent) announce_waiting(*goes_on.parent);
         return;
       }
     }
     leave(id, now);
   }
+
+  std::span<const Announcement> announced() const override { return announced_; }
 
   std::span<const SessionLife> sessions() const override { return lives_; }
 
@@ -127,7 +132,8 @@ class SessionSource final : public RequestSource {
     std::int64_t turn = -1, turns = 1;
     std::int64_t first_prompt = 0;
     std::shared_ptr<const std::vector<ChildAgent>> children{};  // that the turn's reply starts
-    std::int32_t awaited = 0;  // agents that its next turn waits for
+    std::int32_t awaited = 0;             // agents that its next turn waits for
+    std::vector<std::uint32_t> joined{};  // all that it ever waited for with its last reply
     bool in_flight = false;
     Seconds gap{};                // before the next turn
     Time sent{}, replied{};       // the last turn
@@ -202,6 +208,7 @@ class SessionSource final : public RequestSource {
 
   void start_children(std::uint32_t id, Time now) {
     const auto children = std::exchange(agents_.at(id).children, nullptr);
+    agents_.at(id).joined.clear();
     if (!children) return;
     for (const ChildAgent& told : *children) {
       const std::uint32_t child = add_agent(agents_.at(id).session, agents_.at(id).number + 1);
@@ -218,6 +225,7 @@ class SessionSource final : public RequestSource {
       if (told.background) continue;
       agent.parent = id;
       ++agents_.at(id).awaited;
+      agents_.at(id).joined.push_back(child);
     }
   }
 
@@ -257,8 +265,27 @@ class SessionSource final : public RequestSource {
   }
 
   void pause(std::uint32_t id, Time now) {
-    if (all_sent()) return;
-    paused_.insert({end_of_pause(agents_.at(id), now), pauses_++, id});
+    if (all_sent()) return announce(id, {});
+    const Time until = end_of_pause(agents_.at(id), now);
+    paused_.insert({until, pauses_++, id});
+    announce(id, {NextRequest::State::due, until});
+  }
+
+  void announce(std::uint32_t id, const NextRequest& next) {
+    const Agent& agent = agents_.at(id);
+    announced_.push_back({agent_name(agent.session, agent.number), next});
+  }
+
+  // How many turns of those that an agent waits for follow each other at least.
+  void announce_waiting(std::uint32_t id) {
+    const auto found = agents_.find(id);
+    if (found == agents_.end() || found->second.awaited == 0) return;
+    std::int64_t turns = 0;
+    for (const std::uint32_t child : found->second.joined) {
+      if (const auto other = agents_.find(child); other != agents_.end())
+        turns = std::max(turns, other->second.turns - other->second.turn);
+    }
+    announce(id, {NextRequest::State::waits, {}, static_cast<std::int32_t>(turns)});
   }
 
   Time end_of_pause(Agent& agent, Time now) const {
@@ -300,12 +327,16 @@ class SessionSource final : public RequestSource {
     const auto waits = [&](const auto& agent) {
       return agent.second.session == session && !agent.second.in_flight && !agent.second.is_main();
     };
+    for (const auto& entry : agents_) {
+      if (waits(entry)) announce(entry.first, {});
+    }
     open.alive -= static_cast<std::uint32_t>(std::erase_if(agents_, waits));
     std::erase_if(paused_, [&](const Pause& pause) { return !agents_.contains(pause.agent); });
   }
 
   // An agent has nothing more to ask for. The one that waited for it may be the last to do so.
   void leave(std::uint32_t id, Time now) {
+    announce(id, {});
     const Agent left = std::move(agents_.extract(id).mapped());
     Open& open = open_.at(left.session);
     if (left.is_main()) open.main_left = now;
@@ -313,6 +344,8 @@ class SessionSource final : public RequestSource {
         parent != agents_.end() && --parent->second.awaited == 0) {
       if (parent->second.is_main()) lives_[left.session].joining += now - parent->second.replied;
       pause(parent->first, now);
+    } else if (left.parent) {
+      announce_waiting(*left.parent);
     }
     if (--open.alive == 0) end(left.session, open, now);
   }
@@ -370,6 +403,7 @@ class SessionSource final : public RequestSource {
   std::unordered_map<std::uint32_t, Open> open_;  // [session]
   std::unordered_map<std::uint32_t, Agent> agents_;
   std::uint32_t agents_begun_ = 0;
+  std::vector<Announcement> announced_;
   std::vector<SessionLife> lives_;       // [session]
   std::vector<std::uint32_t> agent_of_;  // [request]
   EndlessCache computed_;

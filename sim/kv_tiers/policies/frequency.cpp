@@ -11,7 +11,7 @@ namespace {
 class Frequency final : public TierWrite {
  public:
   explicit Frequency(std::int64_t hits) : hits_(hits) {}
-  bool when_taken(int hits) const override { return hits >= hits_; }
+  bool when_taken(int hits, bool /*goes_on*/) const override { return hits >= hits_; }
 
  private:
   std::int64_t hits_;

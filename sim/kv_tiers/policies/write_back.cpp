@@ -9,7 +9,7 @@ namespace {
 // begins when the copy is made: TensorRT-LLM and SGLang's write_back wait for it.
 class WriteBack final : public TierWrite {
  public:
-  bool when_taken(int) const override { return true; }
+  bool when_taken(int /*hits*/, bool /*goes_on*/) const override { return true; }
 };
 
 }  // namespace
