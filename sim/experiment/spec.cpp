@@ -139,6 +139,8 @@ std::span<const Key> experiment_keys() {
        "decode: fewer active experts, at other answers (OEA)"},
       {"expert_memory", form::policy("expert_memory", expert_memory_keys), "resident",
        "which experts HBM holds"},
+      {"host_link", form::choice(host_link_names), unset("a link for each"),
+       "what goes first where offloaded experts and KV share a GPU's link"},
       {"expert_buffers", form::object(expert_buffers_keys), "{}", "room for dispatched tokens"},
       {"overlap", overlap.or_a(overlaps), "none", "communication beside computation"},
       {"shared_expert", shared_expert, unset("local"),
@@ -498,6 +500,18 @@ void refuse_without_deadlines(ConfigReader& reader, const PoolSpec& spec) {
                         spec.names.scheduling, who));
 }
 
+// Who else uses the link that brings blocks of a tier is known when the pools are.
+void read_host_link(ConfigReader& reader, PoolSpec& spec) {
+  spec.host_link = choice<HostLink>(reader, "host_link", host_link_names);
+  const Json kv = reader.child("kv_cache").json();
+  if (!kv.contains("tiers") || kv["tiers"].empty()) {
+    reader.child("host_link")
+        .fail(
+            "the KV cache has no tier that uses the link; give \"kv_cache/tiers\", or leave this "
+            "out");
+  }
+}
+
 // What is active must be known before a token drops an expert.
 void read_keep(ConfigReader& reader, PoolSpec& spec) {
   const ConfigNode node = reader.child("expert_reselection");
@@ -591,6 +605,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     if (reader.optional("shared_expert"))
       spec.shared_expert = read_shared_expert(reader.child("shared_expert"));
     read_serving(reader, spec);
+    if (reader.optional("host_link")) read_host_link(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));
     if (reader.optional("power")) spec.site_power = read_power(reader.child("power"));
     spec.sampled = choice<Fidelity>(reader, "fidelity", fidelity_names) == Fidelity::sampled;
@@ -601,6 +616,21 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
   });
 }
 
+namespace {
+
+void check_host_links(const ExperimentSpec& spec) {
+  for (const PoolSpec& pool : spec.pools) {
+    const bool sends = pool.prefill_only && spec.kv_link->network;
+    if (!pool.host_link || pool.expert_memory || sends) continue;
+    pool.node.child("host_link")
+        .fail(
+            "no load but that of the tier uses the host link; give \"expert_memory\", or the key "
+            "to a pool that sends KV caches over the network, or leave the key out");
+  }
+}
+
+}  // namespace
+
 ExperimentSpec read_spec(const ConfigNode& node, const Policies& policies) {
   if (is_shared(node)) {
     node.child("deployments")
@@ -608,8 +638,11 @@ ExperimentSpec read_spec(const ConfigNode& node, const Policies& policies) {
             "only `moesim run` and `check` take several models; with --deployment NAME `run`, "
             "`check`, `explain` and `what-if` take one");
   }
-  if (node.json().is_object() && node.json().contains("pools")) return read_pools(node, policies);
-  return {node, {read_pool(node, policies)}};
+  const bool pools = node.json().is_object() && node.json().contains("pools");
+  ExperimentSpec spec =
+      pools ? read_pools(node, policies) : ExperimentSpec{node, {read_pool(node, policies)}};
+  check_host_links(spec);
+  return spec;
 }
 
 Json resolved_config(const ExperimentSpec& spec) {

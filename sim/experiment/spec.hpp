@@ -166,6 +166,7 @@ struct PoolSpec {
   FailurePlan failures{};
 
   // The engine.
+  std::optional<HostLink> host_link{};  ///< shared by experts and KV; none: each has its own
   KvCacheSpec kv_cache{};
   bool prefix_caching = false;
   std::int64_t max_model_len = 0;  ///< tokens that a request may have; 0: unlimited

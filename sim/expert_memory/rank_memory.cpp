@@ -19,6 +19,7 @@ ExpertMemoryTally& ExpertMemoryTally::operator+=(const ExpertMemoryTally& other)
   host += other.host;
   nvme += other.nvme;
   stall += other.stall;
+  for_blocks += other.for_blocks;
   return *this;
 }
 
@@ -121,7 +122,10 @@ Time RankMemory::fetch(int key, Time issue, ExpertMemoryTally& tally) {
   } else if (dram_) {
     dram_->use(key);
   }
-  host_free_ = std::max(host_free_, in_dram) + to_duration(plan_.host.time(expert_));
+  const Time begin = std::max(host_free_, in_dram);
+  const Duration alone = to_duration(plan_.host.time(expert_));
+  host_free_ = link_.bring_expert(begin, alone);
+  tally.for_blocks += to_seconds(host_free_ - begin - alone);
   tally.host += expert_;
   return host_free_;
 }

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "sim/expert_memory/expert_memory.hpp"
+#include "sim/expert_memory/host_link.hpp"
 #include "sim/placement/placement.hpp"
 
 namespace moesim {
@@ -26,6 +27,8 @@ struct ExpertMemoryTally {
   Bytes host{}, nvme{};
   /// How much longer layers took than with every expert in HBM, each layer's slowest rank.
   Seconds stall{};
+  /// How much longer experts took to come because KV blocks were on the same link.
+  Seconds for_blocks{};
   ExpertMemoryTally& operator+=(const ExpertMemoryTally&);
 };
 
@@ -55,6 +58,10 @@ class RankMemory {
   /// `tally`.
   Seconds run(int layer, Time now, const TokensOf&, const GemmTime&, ExpertMemoryTally& tally);
 
+  /// What else the host link carries from now on.
+  void share_link(const SharedHostLink& link) { link_ = link; }
+  const SharedHostLink& link() const { return link_; }
+
  private:
   struct Partition {
     std::unique_ptr<ExpertCache> cache;
@@ -83,6 +90,7 @@ class RankMemory {
   std::vector<Partition> partitions_;  // one, or [layers]
   std::unique_ptr<ExpertCache> dram_;  // null: DRAM holds all
   std::unique_ptr<Predictor> predictor_;
+  SharedHostLink link_{};
   Time host_free_{}, nvme_free_{};                 // when each link has sent all it was given
   std::vector<Time> arrival_;                      // [keys], of what stands in HBM
   std::vector<std::uint8_t> pinned_, prefetched_;  // [keys]

@@ -214,6 +214,18 @@ void KvTier::evict(BlockHash hash) {
   blocks_.erase(block);
 }
 
+void KvTier::hold_up_loads(int port, Duration length, Time now) {
+  tally_.held_up += to_seconds(length);
+  reads_.hold_up(port, length, now);
+}
+
+void KvTier::hold_up_stores(int port, Bytes others, Time now) {
+  if (writes_.idle(port, now) == now) return;
+  const Seconds length = others / plan_.write_bandwidth;
+  tally_.held_up += length;
+  writes_.hold_up(port, to_duration(length), now);
+}
+
 Time KvTier::stored_by(TransferId store, Time now) const {
   return storing_.contains(store) ? writes_.end(store) : now;
 }

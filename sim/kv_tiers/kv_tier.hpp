@@ -22,6 +22,7 @@ struct KvTierTally {
   double block_seconds = 0;             ///< resident blocks over time
   std::vector<double> waits{};          ///< seconds from the start of each load to its end
   Seconds read_busy{}, write_busy{};    ///< of all ports
+  Seconds held_up{};                    ///< for which other loads of the host link held it up
   Seconds alone_read{}, alone_write{};  ///< what transfers take at the full rate of their ports
   Time until{};                         ///< when it was counted
 };
@@ -103,6 +104,12 @@ class KvTier {
   Time stored_by(TransferId, Time now) const;
   /// When a load under way will have landed.
   Time loaded_by(TransferId load) const { return reads_.end(load); }
+  /// When a rank's link has brought all that is on its way to HBM; `now` if nothing is.
+  Time loads_until(int port, Time now) const { return reads_.idle(port, now); }
+  /// The rank's link brings other things to HBM for so long.
+  void hold_up_loads(int port, Duration, Time now);
+  /// The rank's link carries so many other bytes from HBM.
+  void hold_up_stores(int port, Bytes, Time now);
 
   struct Landed {
     int port = 0;

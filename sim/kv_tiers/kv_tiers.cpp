@@ -32,7 +32,8 @@ const Registry<TierEviction>& tier_evictions() {
       {{"lru", "the block that was found longest ago makes room", make_lru_tier},
        {"fifo", "the block that was stored first makes room", make_fifo_tier},
        {"arc", "lru among blocks never found, or among the others (vLLM)", make_arc_tier},
-       {"ttl", "as lru; what no request found for a time is forgotten", make_ttl_tier, ttl_tier_keys},
+       {"ttl", "as lru; what no request found for a time is forgotten", make_ttl_tier,
+        ttl_tier_keys},
        {"steps_to_use", "the block whose session has most turns to wait for (KVFlow)",
         make_steps_to_use_tier},
        {"oracle", "the block whose session comes back last: a bound", make_oracle_tier}});

@@ -35,6 +35,21 @@ Time TransferLink::end(TransferId id) const {
   return found->end;
 }
 
+Time TransferLink::idle(int port, Time now) const {
+  for (const Transfer& transfer : under_way_) {
+    if (transfer.port == port) now = std::max(now, transfer.end);
+  }
+  return now;
+}
+
+void TransferLink::hold_up(int port, Duration length, Time now) {
+  move_to(now);
+  for (Transfer& transfer : under_way_) {
+    if (transfer.port == port) transfer.left += transfer.rate * to_seconds(length).count();
+  }
+  share_out();
+}
+
 void TransferLink::land(Time now, std::vector<TransferId>& landed) {
   while (!under_way_.empty()) {
     const auto first = std::ranges::min_element(under_way_, {}, &Transfer::end);

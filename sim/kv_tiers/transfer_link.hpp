@@ -42,6 +42,10 @@ class TransferLink {
   std::optional<Time> next() const;
   /// When a transfer under way ends if none begins before.
   Time end(TransferId) const;
+  /// When a port has carried all that is under way if nothing else begins; `now` if nothing is.
+  Time idle(int port, Time now) const;
+  /// Whatever is under way on a port stands still for so long, from `now` on.
+  void hold_up(int port, Duration, Time now);
   /// Appends the transfers that have ended by `now`, in order of (end, id).
   void land(Time now, std::vector<TransferId>& landed);
 

@@ -586,6 +586,8 @@ const std::vector<Field<ExpertTransferStats>>& fields_of(const ExpertTransferSta
           .add("nvme_bytes", &S::nvme_bytes, "fetched from NVMe", "B", less)
           .add("stall_seconds", &S::stall_seconds,
                "extra time of MoE layers compared with all experts in HBM", "s", less)
+          .add_if_any("held_up_seconds", &S::held_up_seconds,
+                      "more time of transfers as KV blocks use the host link, all GPUs", "s", less)
           .add("host_source", &S::host_source, "where the host link's figures come from");
   return rows;
 }
@@ -815,7 +817,10 @@ const std::vector<Field<TierStats>>& fields_of(const TierStats*) {
           .add("given_up_loads", &S::given_up_loads,
                "loads whose blocks were taken before the request ran", "", less)
           .add("mean_wait_ms", &S::mean_wait_ms, "mean time of a load", "ms", less)
-          .add("p99_wait_ms", &S::p99_wait_ms, "99th percentile of the same", "ms", less);
+          .add("p99_wait_ms", &S::p99_wait_ms, "99th percentile of the same", "ms", less)
+          .add_if_any("held_up_seconds", &S::held_up_seconds,
+                      "more time of transfers as other loads use the host link, all ranks", "s",
+                      less);
   return rows;
 }
 

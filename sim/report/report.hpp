@@ -245,6 +245,7 @@ struct ExpertTransferStats {
   std::int64_t streamed = 0;
   PrefetchStats prefetch;
   double host_bytes = 0, nvme_bytes = 0, stall_seconds = 0;
+  std::optional<double> held_up_seconds;  ///< where the host link is shared with KV blocks
   std::string host_source;
 };
 
@@ -345,6 +346,7 @@ struct TierStats {
   double mean_fill = 0, peak_fill = 0;
   std::int64_t given_up_loads = 0;
   double mean_wait_ms = 0, p99_wait_ms = 0;
+  std::optional<double> held_up_seconds;  ///< where the first one's link is shared
 };
 
 struct SpeculationStats {

@@ -381,18 +381,20 @@ ExpertMemoryStats expert_memory_of(const Deployment& e, const ExpertMemoryTally&
   if (!e.expert_memory) return {"resident", {}};
   return {
       e.expert_memory->type,
-      ExpertTransferStats{.hits = tally.hits,
-                          .misses = tally.misses,
-                          .hit_rate = ratio(double(tally.hits), double(tally.hits + tally.misses)),
-                          .streamed = tally.streamed,
-                          .prefetch = {.issued = tally.prefetches,
-                                       .used = tally.prefetches_used,
-                                       .late = tally.late,
-                                       .wasted = tally.prefetches_wasted},
-                          .host_bytes = tally.host.value(),
-                          .nvme_bytes = tally.nvme.value(),
-                          .stall_seconds = tally.stall.count(),
-                          .host_source = e.expert_memory->host.source}};
+      ExpertTransferStats{
+          .hits = tally.hits,
+          .misses = tally.misses,
+          .hit_rate = ratio(double(tally.hits), double(tally.hits + tally.misses)),
+          .streamed = tally.streamed,
+          .prefetch = {.issued = tally.prefetches,
+                       .used = tally.prefetches_used,
+                       .late = tally.late,
+                       .wasted = tally.prefetches_wasted},
+          .host_bytes = tally.host.value(),
+          .nvme_bytes = tally.nvme.value(),
+          .stall_seconds = tally.stall.count(),
+          .held_up_seconds = e.host_link ? std::optional(tally.for_blocks.count()) : std::nullopt,
+          .host_source = e.expert_memory->host.source}};
 }
 
 ExpertKindStats expert_kind_of(const Deployment& e, const ExpertTotals& totals) {
@@ -612,7 +614,9 @@ TierStats tier_stats(const PoolRun& pool, std::size_t depth) {
                   .read = {},
                   .write = {},
                   .passed_bytes = {},
-                  .kept_bytes = {}};
+                  .kept_bytes = {},
+                  .held_up_seconds = {}};
+  if (depth == 0 && e.host_link) stats.held_up_seconds = 0;
   if (depth == 0 && e.kv_cache.tiers.size() > 1) stats.passed_bytes = stats.kept_bytes = 0;
   std::vector<double> waits;
   double ranks = 0, held = 0, room = 0;
@@ -635,6 +639,7 @@ TierStats tier_stats(const PoolRun& pool, std::size_t depth) {
     stats.dead_bytes += block * double(tally.dead);
     stats.refused_bytes += block * double(tally.refused);
     stats.given_up_loads += tally.given_up;
+    if (stats.held_up_seconds) *stats.held_up_seconds += tally.held_up.count();
     stats.peak_fill = std::max(stats.peak_fill, ratio(double(tally.peak), double(tier.capacity)));
     ranks += double(tier.ranks);
     held += tally.block_seconds;

@@ -580,7 +580,9 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   summary_.kv_blocks_used = used_blocks();
   classify_step();
   pad_to_graph();
+  if (shares_host_link()) share_host_links(now);
   price_step(now);
+  if (shares_host_link()) hold_up_loads(now);
   if (deployment_.anchored_tpot != 1) scale_times(cost_, deployment_.anchored_tpot);
   if (!below_.empty()) stretch_by_loads(now);
   stepping_ = true;

@@ -50,6 +50,9 @@ class Instance {
   /// The KV cache of a request that left after its first token stands elsewhere: its blocks are
   /// free. False if its rank has stopped meanwhile, and the KV cache with it.
   bool sent(std::uint32_t request);
+  /// A KV cache of so many bytes leaves a rank over the network: copies to a tier may share the
+  /// link.
+  void sends_kv(std::size_t rank, Bytes, Time now);
   /// A transfer of one of a rank's tiers, counted from the first, has landed.
   void land(std::size_t rank, std::size_t tier, const KvTier::Landed&, Time now);
   /// The request, which is on a rank, was abandoned or rejected: it emits nothing any more, and
@@ -165,6 +168,12 @@ class Instance {
   bool give_up_load(Rank& rank);
   Time move_blocks(Time now);
   void stretch_by_loads(Time now);
+  bool shares_host_link() const {
+    return deployment_.host_link && deployment_.expert_memory && !below_.empty();
+  }
+  std::span<RankMemory> expert_memories_of(std::size_t rank);
+  void share_host_links(Time now);
+  void hold_up_loads(Time now);
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank);
   void compute_one_each(Rank& rank, std::int32_t index);
   void classify_step();
@@ -192,9 +201,10 @@ class Instance {
   RowSource& rows_;
   Requests& requests_;
   int number_;
-  std::vector<TierPort> below_;  // [rank], or none
-  Time planned_at_{};            // the last step
-  Time loaded_{};                // when what the step loads layer by layer is there
+  std::vector<TierPort> below_;    // [rank], or none
+  Time planned_at_{};              // the last step
+  std::vector<Time> loads_until_;  // [rank], before the step has brought experts
+  Time loaded_{};                  // when what the step loads layer by layer is there
   StepModel model_;
   Speculation speculation_;
   std::vector<Rank> ranks_;

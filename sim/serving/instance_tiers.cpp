@@ -99,6 +99,45 @@ Time Instance::move_blocks(Time now) {
   return begins;
 }
 
+// Of the GPUs of a rank, each of which brings its part of every block.
+std::span<RankMemory> Instance::expert_memories_of(std::size_t rank) {
+  const std::span<RankMemory> all = model_.expert_memories();
+  const std::size_t first = rank * all.size() / ranks_.size();
+  const std::size_t end = std::max(first + 1, (rank + 1) * all.size() / ranks_.size());
+  return all.subspan(first, all.empty() ? 0 : end - first);
+}
+
+// Tells those that bring experts which blocks are on their way over the same links.
+void Instance::share_host_links(Time now) {
+  loads_until_.clear();
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const TierPort& below = ranks_[r].kv.below();
+    loads_until_.push_back(below.tier->loads_until(below.port, now));
+    for (RankMemory& memory : expert_memories_of(r))
+      memory.share_link({*deployment_.host_link, loads_until_.back()});
+  }
+}
+
+// Experts have held up the blocks of a rank by as much as on the slowest of its GPUs.
+void Instance::hold_up_loads(Time now) {
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    Duration longest{};
+    for (const RankMemory& memory : expert_memories_of(r))
+      longest = std::max(longest, memory.link().blocks_until() - loads_until_[r]);
+    if (longest == Duration{}) continue;
+    const TierPort& below = ranks_[r].kv.below();
+    below.tier->hold_up_loads(below.port, longest, now);
+    if (below.read == TierRead::layerwise) loaded_ = std::max(loaded_, loads_until_[r] + longest);
+  }
+}
+
+// Each GPU of the rank sends its part of the KV cache.
+void Instance::sends_kv(std::size_t rank, Bytes bytes, Time now) {
+  if (!deployment_.host_link || below_.empty()) return;
+  const TierPort& below = ranks_[rank].kv.below();
+  below.tier->hold_up_stores(below.port, bytes / deployment_.parallel.rank_gpus(), now);
+}
+
 // A layer computes when its blocks are there, while those of the next ones come: the step ends a
 // layer's time after the last blocks, or a layer's blocks before all layers have computed. Layers
 // are alike here.

@@ -414,6 +414,8 @@ class Simulation {
     link.idle = end_of(cost.all, what, std::max(ready, link.idle));
     link.delivered = std::max(link.idle, end_of(exposed, what, std::max(now, link.delivered)));
     const Time alone = std::max(ready + to_duration(cost.all), now + to_duration(exposed));
+    if (experiment_.kv_link->network)
+      group(request.instance).instance.sends_kv(request.rank, cost.bytes, now);
     request.prefill = std::make_shared<const PrefillRecord>(
         PrefillRecord{request.instance, request.rank, request.routing, link.delivered - now});
     ++transfers_.transfers;

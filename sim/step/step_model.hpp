@@ -79,6 +79,9 @@ class StepModel {
   /// Tokens per logical expert of the step that was priced last, [MoE layers, experts].
   std::span<const std::int32_t> tokens_of_expert() const;
 
+  /// The experts of each EP rank in and below HBM; none if all are resident.
+  std::span<RankMemory> expert_memories() { return memories_; }
+
   const Fabric& fabric() const { return fabric_; }
   const Charges& charges() const { return charges_; }
 

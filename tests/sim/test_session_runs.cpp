@@ -6,6 +6,7 @@
 
 #include "sim/serving/simulator.hpp"
 #include "tests/tiny_experiment.hpp"
+#include "traces/requests/lengths.hpp"
 
 namespace moesim::test_session_runs {
 namespace {
