@@ -624,8 +624,8 @@ void check_host_links(const ExperimentSpec& spec) {
     if (!pool.host_link || pool.expert_memory || sends) continue;
     pool.node.child("host_link")
         .fail(
-            "no load but that of the tier uses the host link; give \"expert_memory\", or the key "
-            "to a pool that sends KV caches over the network, or leave the key out");
+            "only a tier uses this link; give \"expert_memory\", or a prefill pool whose KV caches "
+            "leave over the network, or leave the key out");
   }
 }
 

@@ -168,7 +168,7 @@ TEST_CASE("a host link that nothing shares is refused, and the message says what
   CHECK(refused(no_tier).find("/host_link: the KV cache has no tier") != std::string::npos);
   Json no_experts = both("equal");
   no_experts.erase("expert_memory");
-  CHECK(refused(no_experts).find("/host_link: no load but that of the tier") != std::string::npos);
+  CHECK(refused(no_experts).find("/host_link: only a tier uses this link") != std::string::npos);
   CHECK(refused(both("kv first")).find("one of: kv_first, experts_first, equal") !=
         std::string::npos);
 }

@@ -395,6 +395,14 @@ TEST_CASE("hostile sessions are refused in a line that says what would be right"
              Contains("longer than the 60 days"));
 }
 
+TEST_CASE("a session with nothing under way waits no longer than its cap, for all agents alike") {
+  const auto second = [](const Json& sessions) {
+    return served(workload(three_turns({{"sessions", sessions}})), 1.5).at(1).arrival;
+  };
+  CHECK(second({{"tree_idle_cap", "0.5 s"}}) == at(2));
+  CHECK(second({{"tree_idle_cap", "3 s"}}) == at(3.5));
+}
+
 // --- agents that start others
 
 struct Sent {
@@ -527,6 +535,25 @@ TEST_CASE("known answer 5: a turn waits for the agents that the one before has s
   CHECK(cut.back().at == at(5.65));
   CHECK(life.ended == at(6.65));
   CHECK(life.answered == 4);
+}
+
+// As above with at most .1 s without a request under way: X and Y begin .4 s sooner, at 2.1
+// and 2.6, and Y's own pause, with X under way, is as long as before. The last turn follows X by .1
+// s.
+TEST_CASE("pauses of all agents end sooner where their session has nothing under way") {
+  const TemporaryFile runs("runs.jsonl", tree());
+  const RequestWorkload load = workload(
+      {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}},
+       {"sessions",
+        {{"type", "recorded"}, {"file", runs.path().string()}, {"tree_idle_cap", "0.1 s"}}}});
+  const auto seconds = [](const SessionTurn& turn) {
+    if (turn.agent == 0) return Seconds(turn.turn == 0 ? 2 : 1);
+    return Seconds(turn.agent == 1 ? 3 : 1);
+  };
+  const auto sent = played(*load.make(1, 1), seconds, nobody);
+  REQUIRE(sent.size() == 5);
+  const std::vector<double> begun{0, 2.1, 2.6, 3.85, 5.2};
+  for (std::size_t i = 0; i < sent.size(); ++i) CHECK(sent[i].at == at(begun[i]));
 }
 
 // The same tree: when X and Y have begun, the main agent waits for two turns of Y, then for one

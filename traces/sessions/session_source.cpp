@@ -89,14 +89,27 @@ class SessionSource final : public RequestSource {
 
   void completed(std::int64_t request, Outcome outcome, Time now) override {
     const std::uint32_t id = agent_of_[static_cast<std::size_t>(request)];
+    const std::uint32_t session = agents_.at(id).session;
+    announced_.clear();
+    go_on(id, outcome, now);
+    if (rules_.tree_idle_cap) end_long_idleness(session, now);
+  }
+
+  std::span<const Announcement> announced() const override { return announced_; }
+
+  std::span<const SessionLife> sessions() const override { return lives_; }
+
+ private:
+  // What an agent does that a request of it has left.
+  void go_on(std::uint32_t id, Outcome outcome, Time now) {
     Agent& agent = agents_.at(id);
     Open& open = open_.at(agent.session);
-    announced_.clear();
     agent.in_flight = false;
+    --open.in_flight;
     agent.replied = now;
     const bool answered = outcome == Outcome::finished;
     if (answered) ++lives_[agent.session].answered;
-    if (agent.is_main() && !answered) cut(open, agent.session, outcome);
+    if (agent.is_main() && !answered) cut(open, outcome);
     if (answered && !open.is_cut()) {
       start_children(id, now);
       if (prepare(id)) {
@@ -109,17 +122,22 @@ class SessionSource final : public RequestSource {
     leave(id, now);
   }
 
-  std::span<const Announcement> announced() const override { return announced_; }
-
-  std::span<const SessionLife> sessions() const override { return lives_; }
-
- private:
+  struct Pause {
+    Time until;
+    std::int64_t number;  // of equal times the one that began first ends first
+    std::uint32_t agent;
+    bool operator<(const Pause& other) const {
+      return std::pair(until, number) < std::pair(other.until, other.number);
+    }
+  };
   // A session as long as any of its agents is.
   struct Open {
     bool is_cut() const { return outcome != Outcome::finished; }
 
     Rng rng;
-    std::uint32_t begun = 0, alive = 0;   // agents
+    std::uint32_t begun = 0;              // agents
+    std::vector<std::uint32_t> agents{};  // alive
+    std::int32_t in_flight = 0;           // requests
     std::optional<Time> main_left{};      // when its main agent had its last reply
     Outcome outcome = Outcome::finished;  // of the main agent's last turn
   };
@@ -135,19 +153,12 @@ class SessionSource final : public RequestSource {
     std::int32_t awaited = 0;             // agents that its next turn waits for
     std::vector<std::uint32_t> joined{};  // all that it ever waited for with its last reply
     bool in_flight = false;
-    Seconds gap{};                // before the next turn
+    Seconds gap{};  // before the next turn
+    std::optional<Pause> pause{};
     Time sent{}, replied{};       // the last turn
     Time due{};                   // when it would have been sent if no reply had been late
     Request request{};            // the last turn, or the next one
     std::vector<Span> context{};  // names of its prompt and reply
-  };
-  struct Pause {
-    Time until;
-    std::int64_t number;  // of equal times the one that began first ends first
-    std::uint32_t agent;
-    bool operator<(const Pause& other) const {
-      return std::pair(until, number) < std::pair(other.until, other.number);
-    }
   };
 
   static SourceStart bounded(SourceStart start, std::int64_t available) {
@@ -200,8 +211,8 @@ class SessionSource final : public RequestSource {
 
   std::uint32_t add_agent(std::uint32_t session, std::uint32_t siblings) {
     Open& open = open_.at(session);
-    ++open.alive;
     const std::uint32_t id = agents_begun_++;
+    open.agents.push_back(id);
     agents_[id] = {.session = session, .number = open.begun++, .siblings = siblings};
     return id;
   }
@@ -267,8 +278,32 @@ class SessionSource final : public RequestSource {
   void pause(std::uint32_t id, Time now) {
     if (all_sent()) return announce(id, {});
     const Time until = end_of_pause(agents_.at(id), now);
-    paused_.insert({until, pauses_++, id});
+    paused_.insert(*(agents_.at(id).pause = {until, pauses_++, id}));
     announce(id, {NextRequest::State::due, until});
+  }
+
+  // A session with nothing under way but pauses that are too long: all of them end sooner, in
+  // order.
+  void end_long_idleness(std::uint32_t session, Time now) {
+    const auto open = open_.find(session);
+    if (open == open_.end() || open->second.in_flight > 0) return;
+    std::vector<Pause> pauses;
+    for (const std::uint32_t id : open->second.agents) {
+      if (const auto& pause = agents_.at(id).pause) pauses.push_back(*pause);
+    }
+    if (pauses.empty()) return;
+    const Time latest = now + to_duration(*rules_.tree_idle_cap);
+    const Duration sooner = std::min_element(pauses.begin(), pauses.end())->until - latest;
+    if (sooner <= Duration{}) return;
+    for (Pause& pause : pauses) {
+      paused_.erase(pause);
+      pause.until -= sooner;
+      paused_.insert(pause);
+      Agent& agent = agents_.at(pause.agent);
+      agent.pause = pause;
+      agent.due -= sooner;
+      announce(pause.agent, {NextRequest::State::due, pause.until, 0});
+    }
   }
 
   void announce(std::uint32_t id, const NextRequest& next) {
@@ -305,6 +340,7 @@ class SessionSource final : public RequestSource {
   TimedRequest resume() {
     const Pause ended = *paused_.begin();
     paused_.erase(paused_.begin());
+    agents_.at(ended.agent).pause.reset();
     return send(ended.agent, ended.until);
   }
 
@@ -313,6 +349,7 @@ class SessionSource final : public RequestSource {
     agent.sent = at;
     if (agent.is_main() && agent.turn == 0) agent.due = at;
     agent.in_flight = true;
+    ++open_.at(agent.session).in_flight;
     agent.request.turn = {.session = agent.session,
                           .turn = static_cast<std::uint32_t>(agent.turn),
                           .agent = agent.number,
@@ -322,16 +359,16 @@ class SessionSource final : public RequestSource {
   }
 
   // The main agent has failed: those of its session that are not in flight ask for nothing more.
-  void cut(Open& open, std::uint32_t session, Outcome outcome) {
+  void cut(Open& open, Outcome outcome) {
     open.outcome = outcome;
-    const auto waits = [&](const auto& agent) {
-      return agent.second.session == session && !agent.second.in_flight && !agent.second.is_main();
-    };
-    for (const auto& entry : agents_) {
-      if (waits(entry)) announce(entry.first, {});
-    }
-    open.alive -= static_cast<std::uint32_t>(std::erase_if(agents_, waits));
-    std::erase_if(paused_, [&](const Pause& pause) { return !agents_.contains(pause.agent); });
+    std::erase_if(open.agents, [&](std::uint32_t id) {
+      const Agent& agent = agents_.at(id);
+      if (agent.in_flight || agent.is_main()) return false;
+      announce(id, {});
+      if (agent.pause) paused_.erase(*agent.pause);
+      agents_.erase(id);
+      return true;
+    });
   }
 
   // An agent has nothing more to ask for. The one that waited for it may be the last to do so.
@@ -347,7 +384,8 @@ class SessionSource final : public RequestSource {
     } else if (left.parent) {
       announce_waiting(*left.parent);
     }
-    if (--open.alive == 0) end(left.session, open, now);
+    std::erase(open.agents, id);
+    if (open.agents.empty()) end(left.session, open, now);
   }
 
   void end(std::uint32_t session, const Open& open, Time now) {

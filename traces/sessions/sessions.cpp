@@ -100,6 +100,8 @@ std::span<const Key> session_keys() {
        unset("end; start where a file has times but no gaps"),
        "gaps count from a turn's end, start, or start without delays"},
       {"idle_cap", form::time, unset("none"), "longer gaps are cut to this"},
+      {"tree_idle_cap", form::time, unset("none"),
+       "a session without a request under way waits no longer than this"},
       {"reuse_output", form::flag, unset("true; false if recorded"),
        "the next turn can hit the KV cache of a reply"},
       {"shared_prefix", form::integer(0, 1e9), "0",
@@ -119,6 +121,8 @@ SessionPlan read_sessions(const ConfigNode& node) {
     const auto from = reader.choice_or("gap_from", gap_from_names, std::size_t(usual));
     rules.gap_from = static_cast<GapFrom>(from);
     if (reader.optional("idle_cap")) rules.idle_cap = reader.quantity<Seconds>("idle_cap");
+    if (reader.optional("tree_idle_cap"))
+      rules.tree_idle_cap = reader.quantity<Seconds>("tree_idle_cap");
     rules.reuse_output = reader.flag_or("reuse_output", sessions->recorded_turns() == 0);
     rules.shared_prefix = reader.integer("shared_prefix");
     if (rules.shared_prefix > 0 && sessions->has_ids())
