@@ -62,9 +62,12 @@ std::vector<Report> reports() {
                         {{{"capacity", "1 GB"}},
                          {{"capacity", "2 GB"}, {"name", "disk"}, {"bandwidth", "7 GB/s"}}}}};
   tiers["measurement"] = {{"slowest_sessions", 2}};
+  Json shared_link = tiers;
+  shared_link.update(memory);
+  shared_link["host_link"] = "equal";
   std::vector<Report> all;
   for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures, sampled, apart,
-                          sessions, trees, tiers, brings, near}) {
+                          sessions, trees, tiers, shared_link, brings, near}) {
     all.push_back(run(test::load_tiny(set)));
   }
   // Prompts of two that fit, and replies that do not.
