@@ -87,6 +87,10 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   return e;
 }
 
+bool remembers_agents(const Deployment& e) {
+  return e.kv_cache.retention->holds() || e.kv_cache.prefetch_lead;
+}
+
 int most_sequences(const Deployment& e, int tokens) {
   std::int64_t most = e.scheduler->max_num_seqs();
   if (!e.prefix_caching) {

@@ -40,6 +40,9 @@ Deployment deploy(const PoolSpec&, const Traces&);
 /// cache; at least 1.
 int most_sequences(const Deployment&, int tokens);
 
+/// Whether KV caches keep what agents of sessions had, for the time until these are back.
+bool remembers_agents(const Deployment&);
+
 /// The times of its steps, as a run starts.
 StepModel step_model(const Deployment&);
 

@@ -5,6 +5,7 @@
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
+#include "sim/kv_cache/retention.hpp"
 #include "sim/kv_tiers/kv_tiers.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/rebalancing/rebalancer.hpp"
@@ -26,6 +27,7 @@ struct Policies {
   Registry<CapacityRule> capacity = capacity_rules();
   Registry<ExpertMemory> expert_memory = expert_memories();
   Registry<Prefetch> prefetch = prefetches();
+  Registry<Retention> retention = retentions();
   Registry<TierEviction> tier_eviction = tier_evictions();
   Registry<TierWrite> tier_write = tier_writes();
   Registry<Scheduler> scheduling = schedulers();

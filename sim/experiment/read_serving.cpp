@@ -27,12 +27,15 @@ std::span<const Key> kv_cache_keys() {
       {"disable_hybrid_kv_cache_manager", form::flag, "false",
        "layers with a window keep every token, too"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"},
+      {"retention", form::policy("retention"), "lru", "what HBM holds between an agent's requests"},
       {"tiers", form::list(tier), "[]", "memories below HBM that keep blocks, nearest first"},
       {"read", form::choice(tier_read_names), "parked", "who waits for blocks from a tier"},
       {"min_load_tokens", form::integer(0, 1 << 30), "0",
        "a hit in a tier of fewer tokens is computed"},
       {"fetch", form::choice(tier_fetch_names), "all",
        "hits in a tier that are loaded: all, or if that is shorter"},
+      {"prefetch_lead", form::time, unset("loads begin when a step is planned"),
+       "an agent's blocks are loaded so long before it comes back"},
       {"offload_output", form::flag, unset("true"),
        "replies are copied to tiers; false: blocks of prompts alone (vLLM)"}};
   return keys;
@@ -154,6 +157,13 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
   const ConfigNode tiers = kv.child("tiers");
   cache.tiers = read_kv_tiers(tiers, spec.policies->tier_eviction, spec.policies->tier_write,
                               spec.cluster.gpu.host_bandwidth);
+  if (kv.optional("prefetch_lead")) {
+    cache.prefetch_lead = kv.quantity<Seconds>("prefetch_lead");
+    if (cache.read != TierRead::parked)
+      kv.child("prefetch_lead").fail(R"(needs "read": "parked", where loads have no step)");
+    if (!spec.workload.sessions)
+      kv.child("prefetch_lead").fail("needs \"workload/sessions\", whose agents say when they ask");
+  }
   if (cache.tiers.empty()) return;
   if (cache.fetch == TierFetch::if_shorter && cache.tiers.size() > 1) {
     kv.child("fetch").fail(
@@ -180,6 +190,19 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
   }
 }
 
+// Blocks are known by prefix, and an outage would have to give them up.
+void read_retention(ConfigReader& kv, PoolSpec& spec) {
+  const ConfigNode node = kv.child("retention");
+  spec.kv_cache.retention = spec.policies->retention.make(node.as_policy());
+  if (!spec.kv_cache.retention->holds()) return;
+  if (!spec.prefix_caching)
+    node.fail("blocks are found by prefix; give \"prefix_caching\": true, or use \"lru\"");
+  if (!spec.workload.sessions)
+    node.fail("only agents of \"workload/sessions\" come back; give these, or use \"lru\"");
+  if (!spec.failures.outages.empty())
+    node.fail("is not modelled with \"failures\"; leave one of them out");
+}
+
 // The states of linear layers are not kept for later prompts.
 void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
   read_object(node, kv_cache_keys, [&](ConfigReader& kv) {
@@ -196,6 +219,7 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
                           "out",
                           spec.model.name));
     }
+    read_retention(kv, spec);
     read_tiers(kv, spec);
   });
 }

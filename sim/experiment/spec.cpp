@@ -187,8 +187,8 @@ PolicyRows Policies::rows() const {
   PolicyRows all;
   const auto add = [&](const auto& registry) { all[registry.kind()] = registry.rows(); };
   add(placement), add(token_routing), add(dispatch), add(capacity), add(expert_memory);
-  add(prefetch), add(tier_eviction), add(tier_write), add(scheduling), add(request_routing);
-  add(rebalancing);
+  add(prefetch), add(retention), add(tier_eviction), add(tier_write), add(scheduling);
+  add(request_routing), add(rebalancing);
   add(gatings()), add(request_arrivals()), add(request_lengths()), add(session_kinds());
   return all;
 }

@@ -44,12 +44,13 @@ std::vector<BlockHash> known_hashes(const PromptIds* ids, std::uint32_t request,
 }
 
 KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_caching,
-                 bool drops_last_hit, TierPort below)
+                 bool drops_last_hit, TierPort below, bool remembers_agents)
     : layout_(layout),
       blocks_(blocks),
       free_(blocks),
       caching_(prefix_caching),
       drops_last_hit_(drops_last_hit),
+      remembers_agents_(remembers_agents),
       below_(below) {
   check(below.tier == nullptr || (caching_ && layout.groups.size() == 1 && !layout.has_windows()),
         "a tier below a cache without prefixes, or with windows");
@@ -107,6 +108,7 @@ void KvCache::expect(std::uint32_t request, std::int32_t prompt_tokens,
   holding.hashes = std::move(known);
   holding.of_prompt = static_cast<std::size_t>(prompt_tokens / layout_.block_tokens);
   holding.groups.resize(layout_.groups.size());
+  holding.known = holding.hashes.size();
   holding.agent = agent;
   if (!agent) return;
   for (const Tier& tier : tiers_) tier.tier->own(*agent, holding.hashes);
@@ -121,6 +123,78 @@ void KvCache::note_running(const Holding& holding) {
 
 void KvCache::pass(Time now) {
   for (const Tier& tier : tiers_) tier.tier->pass(now);
+  std::erase_if(retained_for_, [&](AgentName name) {
+    Agent& agent = agents_.at(name);
+    if (agent.until >= now) return false;
+    release(agent);
+    return true;
+  });
+}
+
+void KvCache::forget_agent(AgentName name) {
+  release(name);
+  agents_.erase(name);
+}
+
+void KvCache::retain(AgentName name, Time until) {
+  Agent& agent = agents_.at(name);
+  const auto all = static_cast<std::int32_t>(std::ssize(agent.known));
+  const std::int32_t tokens = all * layout_.block_tokens + 1;
+  const std::int64_t blocks =
+      found(agent.known, tokens, [&](BlockHash block) { return block_of_.contains(block); });
+  release(agent);
+  for_needed(agent.known, blocks, blocks * layout_.block_tokens,
+             [&](std::size_t g, BlockHash hash) {
+               agent.retained.push_back(block_of_.at(name_in(g, hash)));
+               hold(agent.retained.back());
+             });
+  agent.until = until;
+  retained_for_.insert(name);
+}
+
+// The far end is forgotten first, as where a request ends.
+void KvCache::release(Agent& agent) {
+  std::for_each(agent.retained.rbegin(), agent.retained.rend(),
+                [this](std::int32_t block) { let_go(block); });
+  agent.retained.clear();
+}
+
+void KvCache::release(const std::optional<AgentName>& name) {
+  if (name && retained_for_.erase(*name) > 0) release(agents_.at(*name));
+}
+
+bool KvCache::release_one() {
+  if (retained_for_.empty()) return false;
+  release(*std::ranges::max_element(retained_for_, {},
+                                    [&](AgentName name) { return agents_.at(name).until; }));
+  return true;
+}
+
+void KvCache::prefetch(AgentName name, Time now) {
+  const std::vector<BlockHash>& known = agents_.at(name).known;
+  const auto all = static_cast<std::int32_t>(std::ssize(known));
+  const CacheHit hit = found_above(
+      known, all * layout_.block_tokens + 1,
+      [&](BlockHash block) { return block_of_.contains(block); },
+      [&](BlockHash block) { return on_their_way_.contains(block); });
+  if (hit.loads == 0 || hit.loads > free_) return;
+  Load load{prefetched, 0, {}, {}, {}, {}};
+  const auto begin = known.begin() + hit.blocks;
+  load.blocks.assign(begin, begin + hit.loads);
+  // What the hit needs in HBM must not make room for the rest of it.
+  std::vector<std::int32_t> before;
+  for (const BlockHash block : std::span(known).first(static_cast<std::size_t>(hit.blocks))) {
+    before.push_back(block_of_.at(block));
+    hold(before.back());
+  }
+  const bool fits = hit.loads <= free_;
+  for (std::int64_t b = 0; fits && b < hit.loads; ++b) load.free.push_back(take_oldest());
+  std::for_each(before.rbegin(), before.rend(), [this](std::int32_t block) { let_go(block); });
+  if (!fits) return;
+  on_their_way_.insert(load.blocks.begin(), load.blocks.end());
+  noted_loads_.push_back(std::move(load));
+  load_noted(now);
+  copy_taken(now);
 }
 
 CacheHit KvCache::find(const Sequence& sequence) const {
@@ -201,6 +275,7 @@ void KvCache::take_cached(Sequence& sequence) {
     ++sequence.blocks;
   });
   holding.filled = static_cast<std::size_t>(hit.blocks);
+  release(holding.agent);
 }
 
 CacheHit KvCache::begin_load(Sequence& sequence) {
@@ -219,12 +294,13 @@ CacheHit KvCache::begin_load(Sequence& sequence) {
     held.blocks.push_back(block_of_.at(hash));
     hold(held.blocks.back());
   }
+  release(holding.agent);
   for (std::int64_t b = 0; b < hit.loads; ++b) held.blocks.push_back(take_oldest());
   holding.filled = in_hbm;
   sequence.blocks = hit.all();
   sequence.computed = static_cast<std::int32_t>(hit.all()) * layout_.block_tokens;
   const auto loaded = prompt.subspan(in_hbm);
-  noted_loads_.push_back({sequence.request, end, {loaded.begin(), loaded.end()}, {}, {}});
+  noted_loads_.push_back({sequence.request, end, {loaded.begin(), loaded.end()}, {}, {}, {}});
   if (below_.read == TierRead::parked) {
     on_their_way_.insert(loaded.begin(), loaded.end());
   } else {
@@ -319,8 +395,14 @@ std::optional<std::uint32_t> KvCache::land(std::size_t tier, const KvTier::Lande
   if (!load.staged.empty()) below_.tier->keep(below_.port, load.staged, now);
   if (below_.read != TierRead::parked) return std::nullopt;
   for (const BlockHash hash : load.blocks) on_their_way_.erase(hash);
-  fill(holdings_.at(load.request), load.request, load.end);
-  return load.request;
+  if (load.request != prefetched) {
+    fill(holdings_.at(load.request), load.request, load.end);
+    return load.request;
+  }
+  for (std::size_t b = 0; b < load.free.size(); ++b) add_copy(load.blocks[b], load.free[b], false);
+  std::for_each(load.free.rbegin(), load.free.rend(),
+                [this](std::int32_t block) { let_go(block); });
+  return prefetched;
 }
 
 void KvCache::grow_cached(Sequence& sequence, std::int32_t tokens, std::int32_t known,
@@ -419,6 +501,12 @@ void KvCache::preempt(Sequence& sequence) { release(sequence); }
 
 void KvCache::finish(Sequence& sequence) {
   release(sequence);
+  Holding* const holding = remembers_agents_ ? &holdings_.at(sequence.request) : nullptr;
+  if (holding != nullptr && holding->agent) {
+    release(holding->agent);
+    holding->hashes.resize(std::min(holding->hashes.size(), holding->known));
+    agents_[*holding->agent].known = std::move(holding->hashes);
+  }
   holdings_.erase(sequence.request);
 }
 

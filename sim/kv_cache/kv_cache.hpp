@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -65,9 +67,10 @@ class KvCache {
  public:
   /// Prefix caching needs a layout without states, a tier one without windows. With
   /// `drops_last_hit` the last block of every hit is computed again: drafting modules that read the
-  /// model's hidden states (MTP, EAGLE) need those of the token before.
+  /// model's hidden states (MTP, EAGLE) need those of the token before. Only a cache that remembers
+  /// agents can retain() and prefetch().
   KvCache(const KvLayout&, std::int64_t blocks, bool prefix_caching, bool drops_last_hit = false,
-          TierPort below = {});
+          TierPort below = {}, bool remembers_agents = false);
 
   std::int64_t blocks() const { return blocks_ - set_aside_; }
   /// Blocks that no request holds, including cached ones that can still be hit.
@@ -90,8 +93,20 @@ class KvCache {
   /// If it is an agent's, tiers learn that the agent is back, and later that the request runs.
   void expect(std::uint32_t request, std::int32_t prompt_tokens, std::vector<BlockHash> known,
               std::optional<AgentName> agent = {});
-  /// It is `now`: what has expired leaves the tiers.
+  /// It is `now`: what has expired leaves the tiers, and what was held for agents is free.
   void pass(Time now);
+  /// Whether an agent's last request was here.
+  bool remembers(AgentName agent) const { return agents_.contains(agent); }
+  /// The agent asks for nothing more.
+  void forget_agent(AgentName);
+  /// Holds the blocks of an agent's last request that are cached until then, or until a request of
+  /// the agent has them.
+  void retain(AgentName, Time until);
+  /// Lets go of what is held for the agent that would be waited for longest; false if for none.
+  bool release_one();
+  /// Begins to load what tiers have behind the blocks of an agent's last request that are cached,
+  /// as far as blocks are free. Those are in the cache when they have landed, held by no request.
+  void prefetch(AgentName, Time now);
   /// What a sequence of a request that was expected would find.
   CacheHit find(const Sequence&) const;
 
@@ -111,8 +126,9 @@ class KvCache {
   /// Begins copies of blocks that became full, or were found, since it was asked last.
   void store(Time now);
   /// A transfer of a tier, counted from the first, has landed: the request whose load is now
-  /// whole, if one is.
+  /// whole, or `prefetched` if an agent's is; nothing else.
   std::optional<std::uint32_t> land(std::size_t tier, const KvTier::Landed&, Time now);
+  static constexpr std::uint32_t prefetched = std::numeric_limits<std::uint32_t>::max();
   /// Whether loads or copies are under way.
   bool moves() const { return !loading_.empty() || !storing_.empty(); }
   bool loads() const { return !loading_.empty() || !noted_loads_.empty(); }
@@ -158,6 +174,7 @@ class KvCache {
     std::vector<Held> groups;
     std::size_t filled = 0;     // how many leading blocks are full
     std::size_t of_prompt = 0;  // how many leading blocks hold nothing but its prompt
+    std::size_t known = 0;      // how many its agent's next request may begin with
     std::optional<AgentName> agent{};
   };
 
@@ -195,6 +212,15 @@ class KvCache {
   Block& at(std::int32_t block) { return pool_[static_cast<std::size_t>(block)]; }
   const Block& at(std::int32_t block) const { return pool_[static_cast<std::size_t>(block)]; }
 
+  // An agent's last request.
+  struct Agent {
+    std::vector<BlockHash> known{};        // what its next request may begin with
+    std::vector<std::int32_t> retained{};  // blocks held for it
+    Time until{};                          // when they are retained
+  };
+  void release(Agent&);
+  void release(const std::optional<AgentName>&);
+
   static constexpr std::int32_t ring_end = 0;  // of the free list
 
   KvLayout layout_;
@@ -206,6 +232,9 @@ class KvCache {
   std::unordered_map<BlockHash, std::int32_t> block_of_;  // the first copy
   std::unordered_map<std::uint32_t, Holding> holdings_;
   std::vector<std::int32_t> aside_;  // when caching
+  bool remembers_agents_;
+  std::unordered_map<AgentName, Agent> agents_;
+  std::set<AgentName> retained_for_;
 
   // With tiers below.
   struct Load {
@@ -214,6 +243,7 @@ class KvCache {
     std::vector<BlockHash> blocks{};
     std::vector<std::pair<std::size_t, TransferId>> parts{};  // under way, by tier
     std::vector<BlockHash> staged{};                          // through the first tier
+    std::vector<std::int32_t> free{};                         // held by no request: prefetched
   };
   Time begin(Load&, Time now);
   struct Tier {

@@ -59,9 +59,17 @@ struct BlocksLand {
   int tier = 0;
 };
 
+/// An agent will be back soon: a rank begins to load its blocks.
+struct PrefetchBegins {
+  int instance = 0;
+  std::size_t rank = 0;
+  AgentName agent = 0;
+};
+
 /// Everything that can happen. Events are values: they can be compared, printed and asserted on.
-using Happening = std::variant<RequestArrives, PauseEnds, ClientLeaves, StepEnds, EngineReady,
-                               OutageBegins, OutageEnds, KvArrives, RouterDecides, BlocksLand>;
+using Happening =
+    std::variant<RequestArrives, PauseEnds, ClientLeaves, StepEnds, EngineReady, OutageBegins,
+                 OutageEnds, KvArrives, RouterDecides, BlocksLand, PrefetchBegins>;
 
 struct Event {
   Time at;

@@ -27,8 +27,12 @@ Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requ
 }
 
 KvCache Instance::empty_cache(std::size_t rank) const {
-  return {deployment_.kv_layout, deployment_.memory.kv_blocks, deployment_.prefix_caching,
-          deployment_.speculation.has_module(), below_.empty() ? TierPort{} : below_[rank]};
+  return {deployment_.kv_layout,
+          deployment_.memory.kv_blocks,
+          deployment_.prefix_caching,
+          deployment_.speculation.has_module(),
+          below_.empty() ? TierPort{} : below_[rank],
+          remembers_agents(deployment_)};
 }
 
 // Blocks that a sequence which does not run will need beside those that it holds.
@@ -277,7 +281,11 @@ void Instance::plan_rank(Rank& rank, Turn turn) {
     return rank.plan.empty() && !rank.plan.parks() &&
            (rank.plan.preempted > 0 || (turn != Turn::decode && rank.running.empty()));
   };
-  while (!below_.empty() && stuck() && give_up_load(rank)) {
+  const auto gives_up = [&] {
+    if ((stuck() || rank.plan.preempted > 0) && rank.kv.release_one()) return true;
+    return !below_.empty() && stuck() && give_up_load(rank);
+  };
+  while (gives_up()) {
     show_waiting(rank);
     view.waiting = rank.waiting_view;
     view.free_blocks = rank.kv.free_blocks();
@@ -540,7 +548,7 @@ void Instance::price_step(Time now) {
 std::optional<Seconds> Instance::begin_step(Time now) {
   ++changes_;
   planned_at_ = now;
-  if (!below_.empty()) {
+  if (!below_.empty() || remembers_agents(deployment_)) {
     for (Rank& rank : ranks_) rank.kv.pass(now);
   }
   if (!plan_step()) {

@@ -50,6 +50,12 @@ class Instance {
   /// The KV cache of a request that left after its first token stands elsewhere: its blocks are
   /// free. False if its rank has stopped meanwhile, and the KV cache with it.
   bool sent(std::uint32_t request);
+  /// What a session announces of an agent, whose blocks HBM may hold. Answers ranks that are to
+  /// prefetch what tiers have of it.
+  void announce(const Announcement&, Time now, std::vector<std::size_t>& prefetching);
+  void prefetch(std::size_t rank, AgentName, Time now);
+  /// No agent comes back any more.
+  void release_retained();
   /// A KV cache of so many bytes leaves a rank over the network: copies to a tier may share the
   /// link.
   void sends_kv(std::size_t rank, Bytes, Time now);

@@ -131,6 +131,38 @@ void Instance::hold_up_loads(Time now) {
   }
 }
 
+void Instance::announce(const Announcement& announced, Time now,
+                        std::vector<std::size_t>& prefetching) {
+  const NextRequest& next = announced.next;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    KvCache& kv = ranks_[r].kv;
+    if (!kv.remembers(announced.agent)) continue;
+    ++changes_;
+    if (next.state == NextRequest::State::never) {
+      kv.forget_agent(announced.agent);
+      continue;
+    }
+    if (const auto until = deployment_.kv_cache.retention->until(now, next))
+      kv.retain(announced.agent, *until);
+    if (deployment_.kv_cache.prefetch_lead && !below_.empty() &&
+        next.state == NextRequest::State::due)
+      prefetching.push_back(r);
+  }
+}
+
+void Instance::prefetch(std::size_t rank, AgentName agent, Time now) {
+  ++changes_;
+  KvCache& kv = ranks_[rank].kv;
+  if (kv.remembers(agent)) kv.prefetch(agent, now);
+}
+
+void Instance::release_retained() {
+  for (Rank& rank : ranks_) {
+    while (rank.kv.release_one()) {
+    }
+  }
+}
+
 // Each GPU of the rank sends its part of the KV cache.
 void Instance::sends_kv(std::size_t rank, Bytes bytes, Time now) {
   if (!deployment_.host_link || below_.empty()) return;

@@ -161,7 +161,8 @@ class Simulation {
       check(pool->frontend.empty(), "a request was left without a rank");
       runs.push_back(pool->run(queue_.now()));
     }
-    for (const Group* group : groups_) {
+    for (Group* group : groups_) {
+      group->instance.release_retained();
       check(group->instance.used_blocks() == 0, "KV blocks were left behind");
     }
     return write_up(experiment_, runs, transfers_, requests_, source_->sessions(), ended_);
@@ -219,6 +220,7 @@ class Simulation {
   }
   std::optional<EventSeen> seen_as(const RouterDecides&) const { return std::nullopt; }
   std::optional<EventSeen> seen_as(const BlocksLand&) const { return std::nullopt; }
+  std::optional<EventSeen> seen_as(const PrefetchBegins&) const { return std::nullopt; }
   std::optional<EventSeen> seen_as(const KvArrives& kv) const {
     return EventSeen{{}, "kv_arrives", kv.request, {}};
   }
@@ -556,6 +558,23 @@ class Simulation {
                     StepEnds{group.instance.number(), ++group.serial});
   }
 
+  // Tells a group that may hold an agent's blocks, or load them before the agent is back.
+  void announce(Group& group, const Announcement& announced) {
+    if (!remembers_agents(group.pool.deployment)) return;
+    std::vector<std::size_t> prefetching;
+    group.instance.announce(announced, queue_.now(), prefetching);
+    for (const std::size_t rank : prefetching) {
+      const Duration lead = to_duration(*group.pool.deployment.kv_cache.prefetch_lead);
+      queue_.schedule(std::max(queue_.now(), announced.next.at - lead),
+                      PrefetchBegins{group.instance.number(), rank, announced.agent});
+    }
+  }
+
+  void handle(const PrefetchBegins& begins) {
+    if (finished()) return;
+    group(begins.instance).instance.prefetch(begins.rank, begins.agent, queue_.now());
+  }
+
   static Outcome outcome_of(const RequestRecord& request) {
     if (request.abandoned()) return Outcome::abandoned;
     const bool rejected = request.state == RequestRecord::State::rejected;
@@ -566,6 +585,7 @@ class Simulation {
     source_->completed(id, outcome_of(requests_[id]), queue_.now());
     for (const Announcement& announced : source_->announced()) {
       for (const TierOfPool& tier : tiers_) tier.site->tier->announce(announced);
+      for (Group* any : groups_) announce(*any, announced);
     }
     for (const auto& pool : pools_) pool->measurement.request_left(queue_.now());
     for (RunObserver* observer : observers_) observer->request_left(id, requests_[id]);

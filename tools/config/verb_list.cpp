@@ -101,6 +101,7 @@ std::vector<Kind> all_kinds() {
           kind_of(capacity_rules()),
           kind_of(expert_memories()),
           kind_of(prefetches()),
+          kind_of(retentions()),
           kind_of(tier_evictions()),
           kind_of(tier_writes()),
           kind_of(schedulers()),
