@@ -106,7 +106,9 @@ std::span<const Key> pools_keys() {
 std::span<const Key> kv_transfer_keys() {
   static constexpr Key keys[] = {
       {"level", form::choice(levels), unset("nvlink, if it joins all"), "the links that are used"},
-      {"overlap", form::flag, "true", "a layer's KV leaves while the next is computed"}};
+      {"overlap", form::flag, "true", "a layer's KV leaves while the next is computed"},
+      {"decode_offload", form::flag, unset("false"),
+       "decode ranks copy replies to prefill's last tier (SGLang)"}};
   return keys;
 }
 
@@ -129,8 +131,28 @@ KvLinkSpec read_link(const ConfigNode& node, const ClusterSpec& cluster, int gpu
           fmt::format("NVLink joins {} GPUs, the pools have {}; use \"network\"",
                       cluster.scale_up_domain, gpus));
     }
-    return KvLinkSpec{by_network, options.flag("overlap")};
+    KvLinkSpec link{by_network, options.flag("overlap")};
+    if (options.optional("decode_offload")) link.decode_offload = options.flag("decode_offload");
+    return link;
   });
+}
+
+// Ranks of two pools use one tier, whose blocks are the same for both.
+void check_decode_offload(const ConfigNode& node, const PoolSpec& prefill, const PoolSpec& decode) {
+  const auto refuse = [&](bool wrong, std::string_view why) {
+    if (wrong) node.fail(fmt::format("{}, or leave this out", why));
+  };
+  const std::vector<KvTierPlan>& tiers = prefill.kv_cache.tiers;
+  refuse(
+      tiers.empty() || tiers.back().per != TierScope::cluster,
+      R"(decode ranks reach a tier of the cluster; give prefill a last one with "per": "cluster")");
+  refuse(!decode.kv_cache.tiers.empty(), "decode ranks write to prefill's tier; give decode none");
+  refuse(!decode.prefix_caching,
+         "blocks are known by prefix; give the decode pool \"prefix_caching\": true");
+  const KvLayout from = kv_layout_of(prefill), to = kv_layout_of(decode);
+  refuse(from.block_tokens != to.block_tokens || from.block != to.block ||
+             prefill.parallel.rank_gpus() != decode.parallel.rank_gpus(),
+         "blocks of both pools must be equal; give both the same \"tp\" and \"block_size\"");
 }
 
 }  // namespace
@@ -150,6 +172,8 @@ ExperimentSpec read_pools(const ConfigNode& node, const Policies& policies) {
     check_pair(pools, prefill, decode);
     spec.kv_link =
         read_link(reader.child("kv_transfer"), decode.cluster, gpus_of(prefill) + gpus_of(decode));
+    if (spec.kv_link->decode_offload)
+      check_decode_offload(reader.child("kv_transfer").child("decode_offload"), prefill, decode);
     return spec;
   });
 }
@@ -171,6 +195,7 @@ Json resolved_pools(const ExperimentSpec& spec) {
   config["pools"] = {{"prefill", std::move(prefill)}, {"decode", std::move(decode)}};
   config["kv_transfer"] = {{"level", levels[spec.kv_link->network ? 1 : 0]},
                            {"overlap", spec.kv_link->overlap}};
+  if (spec.kv_link->decode_offload) config["kv_transfer"]["decode_offload"] = true;
   return config;
 }
 

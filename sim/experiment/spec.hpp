@@ -218,6 +218,8 @@ struct KvLinkSpec {
   bool network = false;  ///< over the network, else NVLink
   /// The KV cache of a layer leaves as the layer is computed, else all of it after the first token.
   bool overlap = true;
+  /// Decode ranks copy the blocks that they fill to the prefill pool's last tier.
+  bool decode_offload = false;
 };
 
 /// What a config says.

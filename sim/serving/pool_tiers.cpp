@@ -8,7 +8,8 @@
 
 namespace moesim {
 
-PoolTiers::PoolTiers(const Deployment& e) : deployment_(e), levels_(e.kv_cache.tiers.size()) {
+PoolTiers::PoolTiers(const Deployment& e, int first_group, const Deployment* writers)
+    : deployment_(e), writers_(writers), levels_(e.kv_cache.tiers.size()) {
   const int all = e.instances * e.parallel.dp;
   for (std::size_t depth = levels_.size(); depth-- > 0;) {
     const KvTierPlan& plan = e.kv_cache.tiers[depth];
@@ -21,11 +22,17 @@ PoolTiers::PoolTiers(const Deployment& e) : deployment_(e), levels_(e.kv_cache.t
         const Level& lower = levels_[depth + 1];
         below = {site_of(lower, first).tier.get(), first % lower.ranks};
       }
-      Site site{depth,
-                std::make_unique<KvTier>(plan, tier_blocks(e, plan, ranks), shard, ranks, below)};
-      for (int rank = first; rank < first + ranks; ++rank)
-        site.ranks.push_back(
-            {rank / e.parallel.dp, static_cast<std::size_t>(rank % e.parallel.dp)});
+      const bool last = depth + 1 == levels_.size();
+      const int writing = last && writers != nullptr ? writers->ranks() : 0;
+      Site site{depth, std::make_unique<KvTier>(plan, tier_blocks(e, plan, ranks), shard,
+                                                ranks + writing, below)};
+      const auto add_rank = [&](const Deployment& of, int group, int rank, std::size_t under) {
+        site.ranks.push_back({group + rank / of.parallel.dp,
+                              static_cast<std::size_t>(rank % of.parallel.dp), under});
+      };
+      for (int rank = first; rank < first + ranks; ++rank) add_rank(e, first_group, rank, depth);
+      for (int rank = 0; rank < writing; ++rank)
+        add_rank(*writers, first_group + e.instances, rank, 0);
       sites_.push_back(std::move(site));
     }
   }
@@ -45,6 +52,18 @@ std::int64_t PoolTiers::least_blocks() const {
   const Seconds load = load_time(tier, layout.block, pieces_of_block(tier, layout.pieces));
   return std::max(least, break_even_blocks(tier.latency, load, compute)
                              .value_or(std::numeric_limits<std::int64_t>::max()));
+}
+
+// They never load: what they decode has come from the prefill pool.
+std::vector<TierPort> PoolTiers::writers_ports(int instance) const {
+  std::vector<TierPort> ports;
+  const Site& site = sites_.at(levels_.back().first_site);
+  const int own = static_cast<int>(site.ranks.size()) - writers_->ranks();
+  for (int r = 0; r < writers_->parallel.dp; ++r) {
+    ports.push_back({site.tier.get(), own + instance * writers_->parallel.dp + r, TierRead::parked,
+                     std::numeric_limits<std::int64_t>::max(), true});
+  }
+  return ports;
 }
 
 std::vector<TierPort> PoolTiers::ports(int instance) const {

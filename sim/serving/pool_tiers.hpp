@@ -13,12 +13,15 @@ namespace moesim {
 /// The tiers below the HBM of one pool, and which ranks share them: none where the config has none.
 class PoolTiers {
  public:
-  explicit PoolTiers(const Deployment&);
+  /// The pool's groups are numbered from `first_group` on. Behind them come those of `writers`, if
+  /// there are any: a pool of which the ranks copy to the last tier of this one.
+  explicit PoolTiers(const Deployment&, int first_group = 0, const Deployment* writers = nullptr);
 
-  /// A rank of an EP group of the pool.
+  /// A rank of an EP group.
   struct Place {
-    int instance = 0;
+    int group = 0;  ///< its number
     std::size_t rank = 0;
+    std::size_t depth = 0;  ///< of the tier below its HBM
   };
   struct Site {
     std::size_t depth = 0;  ///< 0: the first tier below HBM
@@ -31,6 +34,8 @@ class PoolTiers {
   const std::vector<Site>& sites() const { return sites_; }
   /// The ways of an EP group's ranks to their first tiers, [rank]; none without tiers.
   std::vector<TierPort> ports(int instance) const;
+  /// The same of an EP group of the writers, counted from 0.
+  std::vector<TierPort> writers_ports(int instance) const;
 
  private:
   // Of the sites of one depth.
@@ -45,6 +50,7 @@ class PoolTiers {
   std::int64_t least_blocks() const;
 
   const Deployment& deployment_;
+  const Deployment* writers_;
   std::vector<Level> levels_;  // by depth
   std::vector<Site> sites_;
   std::int64_t least_blocks_ = 1;

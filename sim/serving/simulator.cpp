@@ -40,12 +40,15 @@ struct Group {
 
 // EP groups alike behind one router.
 struct Pool {
-  Pool(const Deployment& of_pool, RowSource& rows, Requests& requests, int first)
+  // Ranks may copy to the last tier of a pool `above`; `writers` do so to this one's.
+  Pool(const Deployment& of_pool, RowSource& rows, Requests& requests, int first,
+       const Deployment* writers, const PoolTiers* above)
       : deployment(of_pool),
         sampler(of_pool.sampled ? std::make_unique<StepSampler>(of_pool) : nullptr),
         price(of_pool.scheduler->needs_price() ? std::optional(price_steps(of_pool))
                                                : std::nullopt),
-        tiers(of_pool),
+        tiers(of_pool, first, writers),
+        tiers_above(above),
         groups(make_groups(rows, requests, first)),
         frontend(of_pool, instances(), rows, requests),
         measurement(of_pool, groups.front()->instance.total_blocks()) {}
@@ -79,7 +82,13 @@ struct Pool {
   const Deployment& deployment;
   std::unique_ptr<StepSampler> sampler;  // none: exact
   std::optional<StepPrice> price;        // if the scheduler needs it
+  // The ways of an EP group's ranks to their first tiers.
+  std::vector<TierPort> ports(int instance) const {
+    return tiers_above != nullptr ? tiers_above->writers_ports(instance) : tiers.ports(instance);
+  }
+
   PoolTiers tiers;
+  const PoolTiers* tiers_above;
   std::vector<std::unique_ptr<Group>> groups;
   Frontend frontend;
   RouterTally router{};
@@ -90,7 +99,7 @@ struct Pool {
 Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number, int in_pool)
     : pool(of_pool),
       instance(of_pool.deployment, rows, requests, number, of_pool.sampler.get(),
-               of_pool.price ? &*of_pool.price : nullptr, of_pool.tiers.ports(in_pool)) {}
+               of_pool.price ? &*of_pool.price : nullptr, of_pool.ports(in_pool)) {}
 
 // A request's way from its client to the engine. Workers tokenize prompts in the order in which
 // they were sent, each one prompt at a time.
@@ -177,9 +186,15 @@ class Simulation {
 
   void add_pool(const Deployment& deployment) {
     const int first = static_cast<int>(groups_.size());
-    Pool& pool = *pools_.emplace_back(std::make_unique<Pool>(deployment, rows_, requests_, first));
+    const bool offloads = experiment_.kv_link && experiment_.kv_link->decode_offload;
+    const Deployment* const writers =
+        offloads && deployment.prefill_only ? &experiment_.decode() : nullptr;
+    const PoolTiers* const above =
+        offloads && !deployment.prefill_only ? &pools_.front()->tiers : nullptr;
+    Pool& pool = *pools_.emplace_back(
+        std::make_unique<Pool>(deployment, rows_, requests_, first, writers, above));
     for (const auto& group : pool.groups) groups_.push_back(group.get());
-    for (PoolTiers::Site& site : pool.tiers.sites()) tiers_.push_back({&pool, &site});
+    for (PoolTiers::Site& site : pool.tiers.sites()) tiers_.push_back(&site);
     if (!deployment.prefill_only) return;
     links_.assign(groups_.size(),
                   std::vector<Link>(static_cast<std::size_t>(deployment.parallel.dp)));
@@ -443,15 +458,15 @@ class Simulation {
   }
 
   void handle(const BlocksLand& lands) {
-    const auto [pool, site] = tiers_[static_cast<std::size_t>(lands.tier)];
+    PoolTiers::Site* const site = tiers_[static_cast<std::size_t>(lands.tier)];
     if (site->due == queue_.now()) site->due.reset();
     std::vector<KvTier::Landed> landed;
     site->tier->land(queue_.now(), landed);
     for (const KvTier::Landed& transfer : landed) {
       const PoolTiers::Place& place = site->ranks[static_cast<std::size_t>(transfer.port)];
-      pool->groups[static_cast<std::size_t>(place.instance)]->instance.land(place.rank, site->depth,
-                                                                            transfer, queue_.now());
-      pool->changed = true;
+      Group& landed_on = group(place.group);
+      landed_on.instance.land(place.rank, place.depth, transfer, queue_.now());
+      landed_on.pool.changed = true;
     }
   }
 
@@ -459,7 +474,7 @@ class Simulation {
   // slower, never faster.
   void await_landings() {
     for (std::size_t t = 0; t < tiers_.size(); ++t) {
-      PoolTiers::Site& site = *tiers_[t].site;
+      PoolTiers::Site& site = *tiers_[t];
       const std::optional<Time> next = site.tier->next();
       if (!next || (site.due && *site.due <= *next)) continue;
       site.due = std::max(*next, queue_.now());
@@ -584,7 +599,7 @@ class Simulation {
   void request_left(std::uint32_t id) {
     source_->completed(id, outcome_of(requests_[id]), queue_.now());
     for (const Announcement& announced : source_->announced()) {
-      for (const TierOfPool& tier : tiers_) tier.site->tier->announce(announced);
+      for (const PoolTiers::Site* site : tiers_) site->tier->announce(announced);
       for (Group* any : groups_) announce(*any, announced);
     }
     for (const auto& pool : pools_) pool->measurement.request_left(queue_.now());
@@ -606,11 +621,7 @@ class Simulation {
   std::vector<std::unique_ptr<Pool>> pools_;  // that prefills first
   std::vector<Group*> groups_;                // by Instance::number()
   std::vector<std::vector<Link>> links_;      // of the prefill pool, [group][rank]
-  struct TierOfPool {
-    Pool* pool;
-    PoolTiers::Site* site;
-  };
-  std::vector<TierOfPool> tiers_;
+  std::vector<PoolTiers::Site*> tiers_;
   std::unordered_set<std::uint32_t> at_router_;  // requests that a router takes its time for
   KvTransferTally transfers_;
   Rng patience_rng_, class_rng_;

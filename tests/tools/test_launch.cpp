@@ -403,6 +403,23 @@ TEST_CASE("a fleet's commands are as many as can be read") {
   CHECK(std::count(text.begin(), text.end(), '\n') < 80);
 }
 
+TEST_CASE("what HBM holds for agents, and replies that decode ranks write, are named beside") {
+  Json set = with({{"parallel", four_gpus},
+                   {"instances", nullptr},
+                   {"kv_cache", {{"prefix_caching", true}}},
+                   {"workload", {{"sessions", "chat"}, {"lengths", nullptr}}},
+                   {"kv_transfer", {{"decode_offload", true}}},
+                   {"pools", {{"prefill", {{"instances", 1}}}, {"decode", {{"instances", 1}}}}}});
+  set["pools"]["prefill"]["kv_cache"] = {{"prefix_caching", true},
+                                         {"retention", {{"type", "ttl"}, {"ttl", "5 s"}}},
+                                         {"prefetch_lead", "1 s"},
+                                         {"tiers", {{{"capacity", "1 TB"}, {"per", "cluster"}}}}};
+  CHECK_THAT(launch("sglang", set), Contains("--disaggregation-decode-enable-offload-kvcache") &&
+                                        Contains("/kv_cache/retention: no engine") &&
+                                        Contains("/kv_cache/prefetch_lead: no engine"));
+  CHECK_THAT(launch("vllm", set), Contains("decode_offload: vLLM has no flag for this"));
+}
+
 TEST_CASE(
     "pools are joined: ports, hosts and the channel of each worker, and who shares requests") {
   const Json pools =

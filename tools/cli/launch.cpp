@@ -161,6 +161,10 @@ void note_common(const PoolSpec& pool, Notes& notes) {
   note("/expert_memory", pool.names.expert_memory, "resident");
   if (!pool.kv_cache.tiers.empty())
     notes.push_back("/kv_cache/tiers: give the engine its memory for KV blocks by its own flags");
+  if (pool.kv_cache.retention->holds())
+    notes.push_back("/kv_cache/retention: no engine has a flag that holds blocks between turns");
+  if (pool.kv_cache.prefetch_lead)
+    notes.push_back("/kv_cache/prefetch_lead: no engine loads blocks before a request has come");
   if (pool.scheduler->needs_deadlines())
     notes.push_back(fmt::format("/scheduling: {}; no engine goes by deadlines",
                                 quoted_name(pool.names.scheduling)));
@@ -189,6 +193,17 @@ void note_dispatch(const PoolSpec& pool, const ServingEngine& engine, Notes& not
   };
   note("prefill", pool.names.prefill_dispatch);
   if (!pool.prefill_only) note("decode", pool.names.decode_dispatch);
+}
+
+// A storage has flags of its own, and SGLang takes its flag only with one.
+void note_decode_offload(const ExperimentSpec& spec, const ServingEngine& engine, Notes& notes) {
+  if (!spec.kv_link || !spec.kv_link->decode_offload) return;
+  notes.push_back(
+      fmt::format("/kv_transfer/decode_offload: {}",
+                  engine.title == "SGLang"
+                      ? "give decode servers --disaggregation-decode-enable-offload-kvcache and a "
+                        "--hicache-storage-backend"
+                      : fmt::format("{} has no flag for this", engine.title)));
 }
 
 // Which roles no command here starts.
@@ -323,6 +338,7 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
     note_dispatch(pool, *row, notes);
     note_afd(pool, *row, notes);
   }
+  note_decode_offload(spec, *row, notes);
   if (!decode.engine.empty() && fleet.servers.back().engine != engine)
     text += fmt::format("# predicted for {}, not for {}\n", shell_word(decode.engine), engine);
   std::ranges::sort(notes);
