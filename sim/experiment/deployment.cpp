@@ -88,7 +88,7 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
 }
 
 bool remembers_agents(const Deployment& e) {
-  return e.kv_cache.retention->holds() || e.kv_cache.prefetch_lead;
+  return e.kv_cache.retains() || e.kv_cache.prefetch_lead;
 }
 
 int most_sequences(const Deployment& e, int tokens) {

@@ -27,7 +27,7 @@ std::span<const Key> kv_cache_keys() {
       {"disable_hybrid_kv_cache_manager", form::flag, "false",
        "layers with a window keep every token, too"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"},
-      {"retention", form::policy("retention"), "lru", "what HBM holds between an agent's requests"},
+      {"retention", form::policy("retention"), unset("lru"), "what HBM holds between an agent's requests"},
       {"tiers", form::list(tier), "[]", "memories below HBM that keep blocks, nearest first"},
       {"read", form::choice(tier_read_names), "parked", "who waits for blocks from a tier"},
       {"min_load_tokens", form::integer(0, 1 << 30), "0",
@@ -192,8 +192,9 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
 
 // Blocks are known by prefix, and an outage would have to give them up.
 void read_retention(ConfigReader& kv, PoolSpec& spec) {
+  if (!kv.optional("retention")) return;
   const ConfigNode node = kv.child("retention");
-  spec.kv_cache.retention = spec.policies->retention.make(node.as_policy());
+  spec.kv_cache.retention = spec.policies->retention.make(node);
   if (!spec.kv_cache.retention->holds()) return;
   if (!spec.prefix_caching)
     node.fail("blocks are found by prefix; give \"prefix_caching\": true, or use \"lru\"");

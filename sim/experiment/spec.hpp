@@ -59,7 +59,7 @@ struct KvCacheSpec {
   double gpu_memory_utilization = 0.9;               ///< of HBM
   std::optional<double> free_gpu_memory_fraction{};  ///< instead: of what all else leaves of HBM
   bool keeps_all = false;                            ///< layers with a window keep every token
-  std::shared_ptr<const Retention> retention{};      ///< of blocks between an agent's requests
+  std::shared_ptr<const Retention> retention{};      ///< between an agent's requests; none: lru
   std::vector<KvTierPlan> tiers{};                   ///< below HBM, nearest first
   /// How long before an agent is back its blocks are loaded from tiers; none: when it is back.
   std::optional<Seconds> prefetch_lead{};
@@ -67,6 +67,8 @@ struct KvCacheSpec {
   std::int64_t min_load_tokens = 0;  ///< a shorter hit of a tier is computed
   TierFetch fetch = TierFetch::all;
   bool offload_output = true;  ///< tiers are given replies, too
+  /// Whether HBM may hold what an agent had until it is back.
+  bool retains() const { return retention && retention->holds(); }
 };
 
 /// What a config calls the policies that do not know their names.

@@ -142,8 +142,10 @@ void Instance::announce(const Announcement& announced, Time now,
       kv.forget_agent(announced.agent);
       continue;
     }
-    if (const auto until = deployment_.kv_cache.retention->until(now, next))
-      kv.retain(announced.agent, *until);
+    if (deployment_.kv_cache.retains()) {
+      if (const auto until = deployment_.kv_cache.retention->until(now, next))
+        kv.retain(announced.agent, *until);
+    }
     if (deployment_.kv_cache.prefetch_lead && !below_.empty() &&
         next.state == NextRequest::State::due)
       prefetching.push_back(r);

@@ -161,7 +161,7 @@ void note_common(const PoolSpec& pool, Notes& notes) {
   note("/expert_memory", pool.names.expert_memory, "resident");
   if (!pool.kv_cache.tiers.empty())
     notes.push_back("/kv_cache/tiers: give the engine its memory for KV blocks by its own flags");
-  if (pool.kv_cache.retention->holds())
+  if (pool.kv_cache.retains())
     notes.push_back("/kv_cache/retention: no engine has a flag that holds blocks between turns");
   if (pool.kv_cache.prefetch_lead)
     notes.push_back("/kv_cache/prefetch_lead: no engine loads blocks before a request has come");
