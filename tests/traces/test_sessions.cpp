@@ -284,6 +284,41 @@ TEST_CASE("a file's sessions keep its delays, in Mooncake's form and as CSV") {
   CHECK(looped[2].arrival == at(2.3));
 }
 
+// Chats 1, 2, 3 continue each other, 7 continues one before the file begins, 5 stands alone. Chat
+// 5's second block holds what chat 1's second one does, behind another first one.
+TEST_CASE("chats that continue each other are a session in Bailian's form, with ids of content") {
+  const auto row = [](int chat, int parent, double time, int prompt, const char* ids) {
+    return fmt::format(
+        R"({{"chat_id": {}, "parent_chat_id": {}, "timestamp": {}, "input_length": {}, )"
+        R"("output_length": 8, "type": "text", "turn": 1, "hash_ids": {}}})"
+        "\n",
+        chat, parent, time, prompt, ids);
+  };
+  const TemporaryFile chats(
+      "chats.jsonl", row(1, -1, 0, 40, "[4, 5, 9]") + row(5, -1, 1.5, 48, "[6, 5, 8]") +
+                         row(2, 1, 3.5, 60, "[4, 5, 10, 11]") + row(7, 99, 4, 20, "[4, 12]") +
+                         row(3, 2, 9, 80, "[4, 5, 10, 13, 14]"));
+  REQUIRE(is_session_file(chats.path()));
+  const SessionFile file = read_session_file(chats.path(), 512);
+  REQUIRE(file.sessions.size() == 3);
+  CHECK(file.id_block_tokens == 16);
+  CHECK(file.has_starts);
+  CHECK(file.sessions[0].turns.size() == 3);
+  CHECK(file.sessions[1].turns.size() == 1);
+  CHECK(file.sessions[2].turns.size() == 1);
+  CHECK(file.sessions[0].turns[1].gap == Seconds(3.5));
+  CHECK(file.sessions[0].turns[1].kept == 48);  // all whole blocks, the rest and the reply
+  CHECK(file.sessions[0].turns[2].kept == 68);
+  const auto spans = [&](std::size_t session) {
+    return file.sessions[session].turns[0].ids->spans;
+  };
+  CHECK(spans(0)[0].id == spans(2)[0].id);
+  CHECK(spans(0)[1].id != spans(1)[1].id);
+  // As single requests their ids would be taken for other blocks.
+  CHECK_THAT(test::config_error([&] { read_request_trace(chats.path()); }),
+             Contains("has a column \"chat_id\": write the file under \"sessions\""));
+}
+
 TEST_CASE("a session in one line is read in the forms of other simulators") {
   const Json loop{{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}}};
   const auto turns = [&](const std::string& line) {

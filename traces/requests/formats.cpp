@@ -5,11 +5,14 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <memory>
+#include <unordered_map>
 
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
 #include "hardware/parse_json.hpp"
+#include "hardware/rng.hpp"
 
 namespace moesim {
 namespace {
@@ -184,7 +187,17 @@ constexpr std::array gap_columns{GapColumn{"delay", parse_milliseconds},
 struct Rows {
   std::string_view session{};  ///< the column of sessions; empty: rows are single requests
   std::int32_t id_block_tokens = 512;
+  /// The column of the row that one continues, where `session` names the row alone.
+  std::string_view parent{};
+  bool ids_of_content = false;  ///< an id names its block's tokens, not those before
 };
+
+/// Alibaba's Bailian traces (github.com/alibaba-edu/qwen-bailian-usagetraces-anon; not seen by us,
+/// by its description): a row names the chat that it continues, -1 if none; an id of 16 tokens is a
+/// hash of these alone.
+constexpr Format bailian{"Bailian",     Encoding::json_lines, "timestamp",
+                         parse_seconds, "input_length",       "output_length"};
+constexpr Rows bailian_rows{"chat_id", 16, "parent_chat_id", true};
 
 nanoseconds parse_gap(const GapColumn& column, std::string_view text) {
   const nanoseconds gap = column.parse(text);
@@ -260,6 +273,20 @@ std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens,
   return numbers;
 }
 
+// Names each block by its tokens and all before them, where an id names its own tokens alone: equal
+// contents behind other beginnings are then not equal.
+void chain_ids(std::vector<std::uint64_t>& ids) {
+  std::uint64_t before = 0;
+  for (std::uint64_t& id : ids) before = id = Rng(before ^ id, "traces/requests/chained").bits();
+}
+
+// Chats by the first one of their conversation. A file may begin in the middle of one.
+using Roots = std::unordered_map<std::string, std::string>;
+std::string root_of(Roots& roots, const std::string& chat, const std::string& parent) {
+  const auto known = roots.find(parent);
+  return roots[chat] = known == roots.end() ? chat : known->second;
+}
+
 // A name that may be written as a number.
 std::string name_of(const Json& value, std::string_view key) {
   if (value.is_string()) return value.get<std::string>();
@@ -299,7 +326,8 @@ std::string json_column(const Json& object, const Format& format, const Rows& ro
 }
 
 RowReader json_reader(const Format& format, const Rows& rows) {
-  const auto read = [&format, rows](std::string_view line) {
+  const auto roots = std::make_shared<Roots>();
+  const auto read = [&format, rows, roots](std::string_view line) {
     const Json object = json_or_text(line);
     if (!object.is_object()) throw ConfigError("is not a JSON object");
     auto row = read_row(
@@ -312,7 +340,10 @@ RowReader json_reader(const Format& format, const Rows& rows) {
     if (const auto ids = object.find("hash_ids"); row && ids != object.end()) {
       row->prompt_ids = hash_ids(*ids, row->prompt_tokens, rows.id_block_tokens);
       row->id_block_tokens = row->prompt_ids.empty() ? 0 : rows.id_block_tokens;
+      if (rows.ids_of_content) chain_ids(row->prompt_ids);
     }
+    if (row && !rows.parent.empty())
+      row->session = root_of(*roots, row->session, json_column(object, format, rows, rows.parent));
     if (row && !rows.session.empty()) read_dependencies(object, *row);
     return row;
   };
@@ -339,6 +370,9 @@ class FirstLine {
                                     [this](std::string_view column) { return has(column); });
     return found == session_columns.end() ? std::string_view() : *found;
   }
+  bool is_bailian() const {
+    return has_lengths_of(bailian) && has(bailian_rows.session) && has(bailian_rows.parent);
+  }
   RowReader reader(const Format& format, const Rows& rows) const {
     return encoding() == Encoding::csv ? csv_reader(format, rows, line_)
                                        : json_reader(format, rows);
@@ -364,7 +398,7 @@ class FirstLine {
 RowReader recognise_format(std::string_view first_line) {
   const FirstLine line(first_line);
   // Were the column passed over, turns of one conversation would share no prefix.
-  for (const std::string_view session : {"session", "session_id"}) {
+  for (const std::string_view session : {"session", "session_id", "chat_id"}) {
     if (line.has(session))
       throw ConfigError(fmt::format(
           "has a column \"{}\": write the file under \"sessions\", as {{\"type\": \"recorded\", "
@@ -378,11 +412,13 @@ RowReader recognise_format(std::string_view first_line) {
 }
 
 bool names_sessions(std::string_view first_line) {
-  return !FirstLine(first_line).session_column().empty();
+  const FirstLine line(first_line);
+  return line.is_bailian() || !line.session_column().empty();
 }
 
 RowReader recognise_session_format(std::string_view first_line, std::int32_t id_block_tokens) {
   const FirstLine line(first_line);
+  if (line.is_bailian()) return line.reader(bailian, bailian_rows);
   const Rows rows{line.session_column(), id_block_tokens};
   if (rows.session.empty())
     throw ConfigError(

@@ -43,7 +43,9 @@ RowReader recognise_format(std::string_view first_line);
 /// The same of a file whose rows are turns of sessions: a column "session_id", "session" or
 /// "Session ID" says of which. A row may have no time, and a gap to the turn before ("delay" or
 /// "delay_ms", in ms; "gap_s"). JSON lines may say what a row waits for ("request_id", "wait_for",
-/// "tool_wait_ms" beside the delay). A prompt id covers so many tokens.
+/// "tool_wait_ms" beside the delay). A prompt id covers so many tokens. In Bailian's form
+/// ("chat_id", "parent_chat_id") chats that continue each other are a session, its ids cover 16
+/// tokens.
 RowReader recognise_session_format(std::string_view first_line, std::int32_t id_block_tokens);
 
 /// Whether the first line names a column that says to which session a row belongs.
