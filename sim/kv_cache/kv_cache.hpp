@@ -105,7 +105,7 @@ class KvCache {
   /// Lets go of what is held for the agent that would be waited for longest; false if for none.
   bool release_one();
   /// Begins to load what tiers have behind the blocks of an agent's last request that are cached,
-  /// as far as blocks are free. Those are in the cache when they have landed, held by no request.
+  /// if there are free blocks for all. When they have landed they are cached, and free.
   void prefetch(AgentName, Time now);
   /// What a sequence of a request that was expected would find.
   CacheHit find(const Sequence&) const;

@@ -50,9 +50,11 @@ class Instance {
   /// The KV cache of a request that left after its first token stands elsewhere: its blocks are
   /// free. False if its rank has stopped meanwhile, and the KV cache with it.
   bool sent(std::uint32_t request);
-  /// What a session announces of an agent, whose blocks HBM may hold. Answers ranks that are to
-  /// prefetch what tiers have of it.
-  void announce(const Announcement&, Time now, std::vector<std::size_t>& prefetching);
+  /// What a session announces of an agent, whose blocks the HBM of one of these ranks may hold.
+  /// Answers that rank if it is to prefetch what tiers have of the agent.
+  std::optional<std::size_t> announce(const Announcement&, Time now);
+  /// An agent was served elsewhere, or on this rank: the other ones hold nothing for it.
+  void served_agent(AgentName, std::optional<std::size_t> rank);
   void prefetch(std::size_t rank, AgentName, Time now);
   /// No agent comes back any more.
   void release_retained();

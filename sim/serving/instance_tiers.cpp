@@ -131,25 +131,30 @@ void Instance::hold_up_loads(Time now) {
   }
 }
 
-void Instance::announce(const Announcement& announced, Time now,
-                        std::vector<std::size_t>& prefetching) {
-  const NextRequest& next = announced.next;
+void Instance::served_agent(AgentName agent, std::optional<std::size_t> rank) {
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    KvCache& kv = ranks_[r].kv;
-    if (!kv.remembers(announced.agent)) continue;
+    if (r == rank || !ranks_[r].kv.remembers(agent)) continue;
     ++changes_;
-    if (next.state == NextRequest::State::never) {
-      kv.forget_agent(announced.agent);
-      continue;
-    }
-    if (deployment_.kv_cache.retains()) {
-      if (const auto until = deployment_.kv_cache.retention->until(now, next))
-        kv.retain(announced.agent, *until);
-    }
-    if (deployment_.kv_cache.prefetch_lead && !below_.empty() &&
-        next.state == NextRequest::State::due)
-      prefetching.push_back(r);
+    ranks_[r].kv.forget_agent(agent);
   }
+}
+
+std::optional<std::size_t> Instance::announce(const Announcement& announced, Time now) {
+  const auto remembers = [&](const Rank& rank) { return rank.kv.remembers(announced.agent); };
+  const auto rank = std::ranges::find_if(ranks_, remembers);
+  if (rank == ranks_.end()) return std::nullopt;
+  ++changes_;
+  const NextRequest& next = announced.next;
+  if (next.state == NextRequest::State::never) {
+    rank->kv.forget_agent(announced.agent);
+    return std::nullopt;
+  }
+  const KvCacheSpec& spec = deployment_.kv_cache;
+  if (const auto until = spec.retains() ? spec.retention->until(now, next) : std::nullopt)
+    rank->kv.retain(announced.agent, *until);
+  const bool comes = spec.prefetch_lead && next.state == NextRequest::State::due;
+  if (!comes || below_.empty()) return std::nullopt;
+  return static_cast<std::size_t>(rank - ranks_.begin());
 }
 
 void Instance::prefetch(std::size_t rank, AgentName agent, Time now) {

@@ -432,7 +432,8 @@ class Simulation {
     link.delivered = std::max(link.idle, end_of(exposed, what, std::max(now, link.delivered)));
     const Time alone = std::max(ready + to_duration(cost.all), now + to_duration(exposed));
     if (experiment_.kv_link->network)
-      group(request.instance).instance.sends_kv(request.rank, cost.bytes, now);
+      group(request.instance)
+          .instance.sends_kv(static_cast<std::size_t>(request.rank), cost.bytes, now);
     request.prefill = std::make_shared<const PrefillRecord>(
         PrefillRecord{request.instance, request.rank, request.routing, link.delivered - now});
     ++transfers_.transfers;
@@ -574,15 +575,21 @@ class Simulation {
   }
 
   // Tells a group that may hold an agent's blocks, or load them before the agent is back.
-  void announce(Group& group, const Announcement& announced) {
-    if (!remembers_agents(group.pool.deployment)) return;
-    std::vector<std::size_t> prefetching;
-    group.instance.announce(announced, queue_.now(), prefetching);
-    for (const std::size_t rank : prefetching) {
-      const Duration lead = to_duration(*group.pool.deployment.kv_cache.prefetch_lead);
-      queue_.schedule(std::max(queue_.now(), announced.next.at - lead),
-                      PrefetchBegins{group.instance.number(), rank, announced.agent});
+  void announce(Group& group, const Announcement& announced, const RequestRecord& left) {
+    const Deployment& of_pool = group.pool.deployment;
+    if (!remembers_agents(of_pool)) return;
+    const int number = group.instance.number();
+    if (left.agent() == announced.agent) {
+      std::optional<std::size_t> rank;
+      if (left.instance == number) rank = static_cast<std::size_t>(left.rank);
+      if (left.prefill && left.prefill->instance == number)
+        rank = static_cast<std::size_t>(left.prefill->rank);
+      group.instance.served_agent(announced.agent, rank);
     }
+    const auto rank = group.instance.announce(announced, queue_.now());
+    if (!rank) return;
+    const Time from = announced.next.at - to_duration(*of_pool.kv_cache.prefetch_lead);
+    queue_.schedule(std::max(queue_.now(), from), PrefetchBegins{number, *rank, announced.agent});
   }
 
   void handle(const PrefetchBegins& begins) {
@@ -600,7 +607,7 @@ class Simulation {
     source_->completed(id, outcome_of(requests_[id]), queue_.now());
     for (const Announcement& announced : source_->announced()) {
       for (const PoolTiers::Site* site : tiers_) site->tier->announce(announced);
-      for (Group* any : groups_) announce(*any, announced);
+      for (Group* any : groups_) announce(*any, announced, requests_[id]);
     }
     for (const auto& pool : pools_) pool->measurement.request_left(queue_.now());
     for (RunObserver* observer : observers_) observer->request_left(id, requests_[id]);

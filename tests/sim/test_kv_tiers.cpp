@@ -274,7 +274,7 @@ TEST_CASE("oracle and steps_to_use give up what waits longest; oracle also knows
     const KvTierPlan plan = plan_of(fmt::format(
         R"({{"capacity": "1 GB", "eviction": "{}", "bandwidth": "1000000000 TB/s"}})", eviction));
     KvTier tier(plan, 4, {Bytes(1)}, 1);
-    for (const BlockHash block : {3, 2, 4, 1}) {
+    for (const BlockHash block : std::vector<BlockHash>{3, 2, 4, 1}) {
       tier.own(block, std::vector{block});
       tier.store(0, std::vector{block}, at_s(0));
       land(tier, 0);

@@ -54,7 +54,7 @@ TEST_CASE("what is held for an agent survives others, until the time has come") 
   held.kv.retain(1, at_s(10));
   CHECK(held.kv.free_blocks() == 4);
   CHECK(free.kv.free_blocks() == 8);
-  for (const AgentName other : {2, 3}) {
+  for (const AgentName other : std::vector<AgentName>{2, 3}) {
     free.serve(other);
     held.serve(other);
   }
@@ -163,12 +163,18 @@ TEST_CASE("laws 1, 4: retention and prefetching keep every token, and leave noth
                                                  {{"type", "announced"}, {"longest", "1 s"}}}) {
     for (const Json& lead : std::vector<Json>{nullptr, "0 s", "10 ms", "10 s"}) {
       for (const std::int64_t blocks : {27, 40, 60, 400}) {
-        for (const bool tiers : {false, true}) {
-          CAPTURE(retention.dump(), lead.dump(), blocks, tiers);
+        for (const int variant : {0, 1, 2}) {
+          const bool tiers = variant > 0, moves = variant > 1;
+          CAPTURE(retention.dump(), lead.dump(), blocks, variant);
           Json kv{{"retention", retention}};
           if (tiers) kv["tiers"] = tier("20 MB/s");
           if (!lead.is_null()) kv["prefetch_lead"] = lead;
-          const Served served = run_agents(kv, blocks);
+          Json set = agents(kv);
+          // Agents move from rank to rank.
+          if (moves) set["instances"] = 2, set["request_routing"] = "round_robin";
+          Experiment e = load_tiny(set);
+          e.decode().memory.kv_blocks = blocks;
+          const Served served = serve(e);
           const OrderedJson prefix = served.document()["turns"]["all"]["prefix"];
           std::int64_t prompt = 0, hit = 0;
           for (const RequestRecord& request : served.requests) {

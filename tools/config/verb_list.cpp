@@ -11,6 +11,7 @@
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
+#include "sim/kv_cache/retention.hpp"
 #include "sim/kv_tiers/kv_tiers.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/rebalancing/rebalancer.hpp"

@@ -6,14 +6,15 @@ namespace moesim {
 namespace {
 
 // As ttl with the pause known in advance: blocks are held until the agent is back if that takes no
-// longer than `longest`, and else not at all. What waits for other agents is not held. A bound: no
-// engine knows how long a tool will take.
+// longer than `longest`, and else not at all. A request that is back may wait in the queue for as
+// long again. What waits for other agents is not held. A bound: no engine knows how long a tool
+// will take.
 class AnnouncedRetention final : public Retention {
  public:
   explicit AnnouncedRetention(Seconds longest) : longest_(to_duration(longest)) {}
   std::optional<Time> until(Time now, const NextRequest& next) const override {
     if (next.state != NextRequest::State::due || next.at - now > longest_) return std::nullopt;
-    return Time::max();  // until a step takes the request
+    return next.at + longest_;
   }
 
  private:
