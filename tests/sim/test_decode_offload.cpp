@@ -86,7 +86,8 @@ TEST_CASE("decode_offload is refused where pools do not share a tier") {
             "\"per\": \"cluster\""));
   CHECK(has(refused({{"pools", {{"decode", {{"kv_cache", {{"prefix_caching", false}}}}}}}}),
             "\"prefix_caching\": true"));
-  CHECK(has(refused({{"pools", {{"decode", {{"kv_cache", {{"block_size", 32}}}}}}}}), "must be equal"));
+  CHECK(has(refused({{"pools", {{"decode", {{"kv_cache", {{"block_size", 32}}}}}}}}),
+            "must be equal"));
   const Json own{{"capacity", "1 GB"}};
   CHECK(has(refused({{"pools", {{"decode", {{"kv_cache", {{"tiers", {own}}}}}}}}}),
             "give decode none"));
