@@ -82,8 +82,8 @@ struct SessionRules {
   /// A session with no request under way sends the next one after this time at the latest. All gaps
   /// of its agents that are under way then end sooner by as much.
   std::optional<Seconds> tree_idle_cap{};
-  bool reuse_output = true;           ///< a reply stands in the next prompt as it was generated
-  std::int64_t shared_prefix = 0;     ///< leading tokens of every first prompt that are the same
+  bool reuse_output = true;        ///< a reply stands in the next prompt as it was generated
+  std::int64_t shared_prefix = 0;  ///< leading tokens of every first prompt that are the same
   std::optional<std::int64_t> max_context{};  ///< tokens of a later prompt and its output
   TooLong too_long = TooLong::end;
   /// Where in their turns the first sessions of a closed loop begin, as shares: at the first turn,
