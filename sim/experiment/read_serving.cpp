@@ -162,6 +162,8 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
     cache.prefetch_lead = kv.quantity<Seconds>("prefetch_lead");
     if (cache.read != TierRead::parked)
       kv.child("prefetch_lead").fail(R"(needs "read": "parked", where loads have no step)");
+    if (tiers.list().empty())
+      kv.child("prefetch_lead").fail("needs \"tiers\" that blocks are loaded from");
     if (!spec.workload.sessions)
       kv.child("prefetch_lead").fail("needs \"workload/sessions\", whose agents say when they ask");
   }

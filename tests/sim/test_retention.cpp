@@ -161,10 +161,11 @@ TEST_CASE("laws 1, 4: retention and prefetching keep every token, and leave noth
   for (const auto& retention : std::vector<Json>{"lru",
                                                  {{"type", "ttl"}, {"ttl", "100 ms"}},
                                                  {{"type", "announced"}, {"longest", "1 s"}}}) {
-    for (const Json& lead : std::vector<Json>{nullptr, "0 s", "10 ms", "10 s"}) {
-      for (const std::int64_t blocks : {27, 40, 60, 400}) {
+    for (const Json& lead : std::vector<Json>{nullptr, "10 ms", "10 s"}) {
+      for (const std::int64_t blocks : {27, 60, 400}) {
         for (const int variant : {0, 1, 2}) {
           const bool tiers = variant > 0, moves = variant > 1;
+          if (!tiers && !lead.is_null()) continue;
           CAPTURE(retention.dump(), lead.dump(), blocks, variant);
           Json kv{{"retention", retention}};
           if (tiers) kv["tiers"] = tier("20 MB/s");
@@ -232,6 +233,7 @@ TEST_CASE("retention and prefetching that make no sense are refused") {
   CHECK(has(refused({{"tiers", tier()}, {"prefetch_lead", "1 s"}, {"read", "layerwise"}}),
             "/kv_cache/prefetch_lead: needs \"read\": \"parked\""));
   CHECK(has(refused({{"tiers", tier()}, {"prefetch_lead", "1 s"}}, false), "workload/sessions"));
+  CHECK(has(refused({{"prefetch_lead", "1 s"}}), "needs \"tiers\""));
   CHECK(has(refused({{"retention", {{"type", "ttl"}}}}), "ttl"));
 }
 

@@ -747,6 +747,37 @@ TEST_CASE("the first sessions of a loop begin between two shares of their turns"
   for (const auto& [session, sent] : begun("first_turn")) CHECK(sent.turn.turn == 0);
 }
 
+// Turns of 100, 150, .. tokens with replies of 20. The turn before is sent for one token, so its
+// whole prompt is known to the next one, and no reply.
+TEST_CASE("primed sessions send the turn before the one that they begin with, for one token") {
+  const auto source =
+      workload(three_turns(
+                   {{"arrivals", {{"concurrency", 40}}},
+                    {"sessions",
+                     {{"turns", 10}, {"start_at", {{"from", .25}, {"to", .75}, {"prime", true}}}}},
+                    {"requests", 400}}))
+          .make(1, 1);
+  std::map<std::uint32_t, std::uint32_t> primed;
+  std::vector<std::uint32_t> next;
+  for (std::int64_t sent = 0; sent < 40; ++sent) {
+    const Request request = source->next()->request;
+    CHECK(request.output_tokens == 1);
+    CHECK(request.turn->turn >= 1);
+    CHECK(request.turn->turn <= 6);
+    CHECK(request.turn->known_tokens == 0);
+    primed[request.turn->session] = request.turn->turn;
+  }
+  for (std::int64_t sent = 0; sent < 40; ++sent) source->completed(sent, Outcome::finished, at(1));
+  for (std::int64_t sent = 0; sent < 40; ++sent) {
+    const Request request = source->next()->request;
+    const std::uint32_t before = primed.at(request.turn->session);
+    CHECK(request.output_tokens == 20);
+    CHECK(request.turn->turn == before + 1);
+    CHECK(request.prompt_tokens == 100 + 50 * std::int32_t(before + 1));
+    CHECK(request.turn->known_tokens == 100 + 50 * std::int32_t(before));
+  }
+}
+
 TEST_CASE("hostile runs of agents are refused in a line that says what would be right") {
   CHECK_THAT(refused({{"sessions", {{"start_at", {{"from", .5}, {"to", .25}}}}}}),
              Contains("/sessions/start_at/to: 0.25 is out of range"));

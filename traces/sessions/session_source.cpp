@@ -153,7 +153,8 @@ class SessionSource final : public RequestSource {
     std::int32_t awaited = 0;             // agents that its next turn waits for
     std::vector<std::uint32_t> joined{};  // all that it ever waited for with its last reply
     bool in_flight = false;
-    Seconds gap{};  // before the next turn
+    bool primer = false;  // its first turn is sent for one token
+    Seconds gap{};        // before the next turn
     std::optional<Pause> pause{};
     Time sent{}, replied{};       // the last turn
     Time due{};                   // when it would have been sent if no reply had been late
@@ -193,14 +194,20 @@ class SessionSource final : public RequestSource {
     main.request = sent.request;
     name_first_prompt(main, sent.request.prompt_ids.get());
     if (session < first_sessions_) skip_turns(id, open.rng);
-    return send(id, sent.arrival);
+    TimedRequest first = send(id, sent.arrival);
+    if (agents_.at(id).primer) first.request.output_tokens = 1;
+    return first;
   }
 
   // Begins somewhere among the turns, as the rules say.
   void skip_turns(std::uint32_t id, Rng& rng) {
     const double share = rules_.start_from + rng.uniform() * (rules_.start_to - rules_.start_from);
     const std::int64_t turns = agents_.at(id).turns;
-    const auto first = std::min(turns - 1, static_cast<std::int64_t>(share * double(turns)));
+    auto first = std::min(turns - 1, static_cast<std::int64_t>(share * double(turns)));
+    if (rules_.primes && first > 0) {
+      agents_.at(id).primer = true;
+      --first;
+    }
     while (agents_.at(id).turn < first) {
       const Agent before = agents_.at(id);
       if (prepare(id)) continue;

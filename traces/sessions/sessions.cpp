@@ -53,7 +53,8 @@ constexpr std::array<std::string_view, 2> start_at_names{"first_turn", "uniform"
 std::span<const Key> start_at_keys() {
   static constexpr Key keys[] = {
       {"from", form::number(0, 1), required, "share of a session's turns; 0: the first turn"},
-      {"to", form::number(0, 1), required, "share of a session's turns"}};
+      {"to", form::number(0, 1), required, "share of a session's turns"},
+      {"prime", form::flag, unset("false"), "the turn before is sent first, for one token"}};
   return keys;
 }
 
@@ -65,6 +66,7 @@ void read_start_at(const ConfigNode& node, SessionRules& rules) {
   read_object(node, start_at_keys, [&](ConfigReader& options) {
     rules.start_from = options.number("from");
     rules.start_to = options.number("to", Range{rules.start_from, 1});
+    if (options.optional("prime")) rules.primes = options.flag("prime");
   });
 }
 

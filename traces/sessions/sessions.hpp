@@ -89,6 +89,9 @@ struct SessionRules {
   /// Where in their turns the first sessions of a closed loop begin, as shares: at the first turn,
   /// or anywhere between these. What lies before is not sent.
   double start_from = 0, start_to = 0;
+  /// Such a session first sends the turn before with a reply of one token, so that its context is
+  /// cached. That is a turn like others to reports.
+  bool primes = false;
 };
 
 struct SessionPlan {
