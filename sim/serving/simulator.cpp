@@ -194,6 +194,9 @@ class Simulation {
     Pool& pool = *pools_.emplace_back(
         std::make_unique<Pool>(deployment, rows_, requests_, first, writers, above));
     for (const auto& group : pool.groups) groups_.push_back(group.get());
+    if (remembers_agents(deployment)) {
+      for (const auto& group : pool.groups) remembering_.push_back(group.get());
+    }
     for (PoolTiers::Site& site : pool.tiers.sites()) tiers_.push_back(&site);
     if (!deployment.prefill_only) return;
     links_.assign(groups_.size(),
@@ -576,8 +579,6 @@ class Simulation {
 
   // Tells a group that may hold an agent's blocks, or load them before the agent is back.
   void announce(Group& group, const Announcement& announced, const RequestRecord& left) {
-    const Deployment& of_pool = group.pool.deployment;
-    if (!remembers_agents(of_pool)) return;
     const int number = group.instance.number();
     if (left.agent() == announced.agent) {
       std::optional<std::size_t> rank;
@@ -588,7 +589,8 @@ class Simulation {
     }
     const auto rank = group.instance.announce(announced, queue_.now());
     if (!rank) return;
-    const Time from = announced.next.at - to_duration(*of_pool.kv_cache.prefetch_lead);
+    const Seconds lead = *group.pool.deployment.kv_cache.prefetch_lead;
+    const Time from = announced.next.at - to_duration(lead);
     queue_.schedule(std::max(queue_.now(), from), PrefetchBegins{number, *rank, announced.agent});
   }
 
@@ -607,7 +609,7 @@ class Simulation {
     source_->completed(id, outcome_of(requests_[id]), queue_.now());
     for (const Announcement& announced : source_->announced()) {
       for (const PoolTiers::Site* site : tiers_) site->tier->announce(announced);
-      for (Group* any : groups_) announce(*any, announced, requests_[id]);
+      for (Group* any : remembering_) announce(*any, announced, requests_[id]);
     }
     for (const auto& pool : pools_) pool->measurement.request_left(queue_.now());
     for (RunObserver* observer : observers_) observer->request_left(id, requests_[id]);
@@ -627,6 +629,7 @@ class Simulation {
   RowSource rows_;
   std::vector<std::unique_ptr<Pool>> pools_;  // that prefills first
   std::vector<Group*> groups_;                // by Instance::number()
+  std::vector<Group*> remembering_;           // of these, whose KV caches remember agents
   std::vector<std::vector<Link>> links_;      // of the prefill pool, [group][rank]
   std::vector<PoolTiers::Site*> tiers_;
   std::unordered_set<std::uint32_t> at_router_;  // requests that a router takes its time for

@@ -498,6 +498,12 @@ std::string tree(const std::string& y_took = "1.0", bool inner_times = false) {
          second("5.9", "1.0", "[0, 1, 3, 4]") + "]}\n";
 }
 
+// What a system takes for the turns of this run.
+Seconds service_of_tree(const SessionTurn& turn) {
+  if (turn.agent == 0) return Seconds(turn.turn == 0 ? 2 : 1);
+  return Seconds(turn.agent == 1 ? 3 : 1);
+}
+
 // The same as requests that say what they wait for.
 std::string waiting(const std::string& last = R"(["r1", "x1", "y2"])") {
   const auto row = [](const std::string& session, const std::string& id, int prompt,
@@ -516,10 +522,6 @@ std::string waiting(const std::string& last = R"(["r1", "x1", "y2"])") {
 }
 
 TEST_CASE("known answer 5: a turn waits for the agents that the one before has started") {
-  const auto seconds = [](const SessionTurn& turn) {
-    if (turn.agent == 0) return Seconds(turn.turn == 0 ? 2 : 1);
-    return Seconds(turn.agent == 1 ? 3 : 1);
-  };
   const auto play = [&](const std::string& file, bool x_leaves, SessionLife& life) {
     const TemporaryFile runs("runs.jsonl", file);
     const RequestWorkload load =
@@ -527,7 +529,7 @@ TEST_CASE("known answer 5: a turn waits for the agents that the one before has s
                   {"sessions", {{"type", "recorded"}, {"file", runs.path().string()}}}});
     CHECK(load.requests == 5);
     const auto source = load.make(1, 1);
-    const auto sent = played(*source, seconds, [&](const SessionTurn& turn) {
+    const auto sent = played(*source, service_of_tree, [&](const SessionTurn& turn) {
       return x_leaves && turn.agent == 1 ? std::optional(at(3)) : std::nullopt;
     });
     REQUIRE(source->sessions().size() == 1);
@@ -581,11 +583,7 @@ TEST_CASE("pauses of all agents end sooner where their session has nothing under
       {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}},
        {"sessions",
         {{"type", "recorded"}, {"file", runs.path().string()}, {"tree_idle_cap", "0.1 s"}}}});
-  const auto seconds = [](const SessionTurn& turn) {
-    if (turn.agent == 0) return Seconds(turn.turn == 0 ? 2 : 1);
-    return Seconds(turn.agent == 1 ? 3 : 1);
-  };
-  const auto sent = played(*load.make(1, 1), seconds, nobody);
+  const auto sent = played(*load.make(1, 1), service_of_tree, nobody);
   REQUIRE(sent.size() == 5);
   const std::vector<double> begun{0, 2.1, 2.6, 3.85, 5.2};
   for (std::size_t i = 0; i < sent.size(); ++i) CHECK(sent[i].at == at(begun[i]));
@@ -605,11 +603,7 @@ TEST_CASE("agents say when they come back, and how many turns they wait for unti
     bool operator==(const Heard&) const = default;
   };
   std::vector<Heard> heard;
-  const auto seconds = [](const SessionTurn& turn) {
-    if (turn.agent == 0) return Seconds(turn.turn == 0 ? 2 : 1);
-    return Seconds(turn.agent == 1 ? 3 : 1);
-  };
-  played(*load.make(1, 1), seconds, nobody, [&](Time now, const Announcement& announced) {
+  played(*load.make(1, 1), service_of_tree, nobody, [&](Time now, const Announcement& announced) {
     heard.push_back(
         {to_seconds(now).count(), static_cast<std::uint32_t>(announced.agent), announced.next});
   });
