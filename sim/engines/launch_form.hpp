@@ -86,6 +86,8 @@ struct LaunchForm {
   BenchCommand benchmark{};
   /// What starts attention and experts on GPUs of their own; empty: nothing does.
   std::string_view afd{};
+  /// What makes decode servers copy replies to where prefill finds them; empty: nothing does.
+  std::string_view decode_offload{};
 };
 
 /// A router of requests that is a program of its own, as vLLM's and SGLang's.

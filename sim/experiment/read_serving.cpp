@@ -161,7 +161,8 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
   if (kv.optional("prefetch_lead")) {
     cache.prefetch_lead = kv.quantity<Seconds>("prefetch_lead");
     if (cache.read != TierRead::parked)
-      kv.child("prefetch_lead").fail(R"(needs "read": "parked", where loads have no step)");
+      kv.child("prefetch_lead")
+          .fail(R"(needs "read": "parked"; the others load for a step that computes the request)");
     if (tiers.list().empty())
       kv.child("prefetch_lead").fail("needs \"tiers\" that blocks are loaded from");
     if (!spec.workload.sessions)
@@ -204,7 +205,7 @@ void read_retention(ConfigReader& kv, PoolSpec& spec) {
   if (!spec.workload.sessions)
     node.fail("only agents of \"workload/sessions\" come back; give these, or use \"lru\"");
   if (!spec.failures.outages.empty())
-    node.fail("is not modelled with \"failures\"; leave one of them out");
+    node.fail("held blocks are not modelled with \"failures\"; leave one of the keys out");
 }
 
 // The states of linear layers are not kept for later prompts.

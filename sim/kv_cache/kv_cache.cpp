@@ -114,13 +114,6 @@ void KvCache::expect(std::uint32_t request, std::int32_t prompt_tokens,
   for (const Tier& tier : tiers_) tier.tier->own(*agent, holding.hashes);
 }
 
-// What tiers had of a request is in HBM from now on.
-void KvCache::note_running(const Holding& holding) {
-  if (!holding.agent) return;
-  for (const Tier& tier : tiers_)
-    tier.tier->announce({*holding.agent, {NextRequest::State::runs, {}, 0}});
-}
-
 void KvCache::pass(Time now) {
   for (const Tier& tier : tiers_) tier.tier->pass(now);
   std::erase_if(retained_for_, [&](AgentName name) {
@@ -152,10 +145,8 @@ void KvCache::retain(AgentName name, Time until) {
   retained_for_.insert(name);
 }
 
-// The far end is forgotten first, as where a request ends.
 void KvCache::release(Agent& agent) {
-  std::for_each(agent.retained.rbegin(), agent.retained.rend(),
-                [this](std::int32_t block) { let_go(block); });
+  let_go_all(agent.retained);
   agent.retained.clear();
 }
 
@@ -173,11 +164,8 @@ bool KvCache::release_one() {
 void KvCache::prefetch(AgentName name, Time now) {
   const std::vector<BlockHash>& known = agents_.at(name).known;
   const auto all = static_cast<std::int32_t>(std::ssize(known));
-  const CacheHit hit = found_above(
-      known, all * layout_.block_tokens + 1,
-      [&](BlockHash block) { return block_of_.contains(block); },
-      [&](BlockHash block) { return on_their_way_.contains(block); });
-  if (hit.loads == 0 || hit.loads > free_) return;
+  const CacheHit hit = find_all(known, all * layout_.block_tokens + 1);
+  if (hit.loads == 0) return;
   Load load{prefetched, 0, {}, {}, {}, {}};
   const auto begin = known.begin() + hit.blocks;
   load.blocks.assign(begin, begin + hit.loads);
@@ -189,7 +177,7 @@ void KvCache::prefetch(AgentName name, Time now) {
   }
   const bool fits = hit.loads <= free_;
   for (std::int64_t b = 0; fits && b < hit.loads; ++b) load.free.push_back(take_oldest());
-  std::for_each(before.rbegin(), before.rend(), [this](std::int32_t block) { let_go(block); });
+  let_go_all(before);
   if (!fits) return;
   on_their_way_.insert(load.blocks.begin(), load.blocks.end());
   noted_loads_.push_back(std::move(load));
@@ -228,17 +216,16 @@ OfLowerTiers<std::int64_t> KvCache::of_lower(std::span<const BlockHash> loaded) 
   return blocks;
 }
 
-// What a waiting sequence finds that has neither computed nor holds anything.
-CacheHit KvCache::find_all(const Sequence& sequence) const {
+// What a sequence finds, in HBM and below, that has neither computed nor holds anything.
+CacheHit KvCache::find_all(std::span<const BlockHash> hashes, std::int32_t tokens) const {
   return found_above(
-      holdings_.at(sequence.request).hashes, sequence.tokens,
-      [&](BlockHash name) { return block_of_.contains(name); },
+      hashes, tokens, [&](BlockHash name) { return block_of_.contains(name); },
       [&](BlockHash name) { return on_their_way_.contains(name); });
 }
 
-// A request has found these leading blocks of its own in HBM.
-void KvCache::note_hit(const Holding& holding, std::int64_t blocks) {
-  for (std::size_t b = 0; b < static_cast<std::size_t>(blocks); ++b) {
+// A request is served with these leading blocks of its own, above tiers.
+void KvCache::note_hit(const Holding& holding, const CacheHit& hit) {
+  for (std::size_t b = 0; b < static_cast<std::size_t>(hit.blocks); ++b) {
     const BlockHash hash = holding.hashes[b];
     const std::int32_t block = block_of_.at(hash);
     if (b < holding.of_prompt) at(block).stays = false;
@@ -247,6 +234,12 @@ void KvCache::note_hit(const Holding& holding, std::int64_t blocks) {
         !below_.tier->holds(hash))
       offers_.emplace_back(block, hash);
   }
+  if (holding.agent) {
+    for (const Tier& tier : tiers_)
+      tier.tier->announce({*holding.agent, {NextRequest::State::runs, {}, 0}});
+  }
+  below_.tier->use(below_.port,
+                   std::span(holding.hashes).first(static_cast<std::size_t>(hit.all())));
 }
 
 void KvCache::take_cached(Sequence& sequence) {
@@ -254,13 +247,11 @@ void KvCache::take_cached(Sequence& sequence) {
   if (sequence.blocks > 0) return;  // what it has, it loaded before
   Holding& holding = holdings_.at(sequence.request);
   const bool looks_below = below_.tier != nullptr && sequence.computed == 0;
-  const CacheHit hit = looks_below ? find_all(sequence) : find(holding.hashes, sequence.tokens);
+  const CacheHit hit = looks_below ? find_all(holding.hashes, sequence.tokens)
+                                   : find(holding.hashes, sequence.tokens);
   if (looks_below) {
     check(hit.loads == 0, "a sequence is admitted that has blocks to load");
-    note_hit(holding, hit.blocks);
-    note_running(holding);
-    below_.tier->use(below_.port,
-                     std::span(holding.hashes).first(static_cast<std::size_t>(hit.blocks)));
+    note_hit(holding, hit);
   }
   const auto cached = static_cast<std::int32_t>(hit.blocks) * layout_.block_tokens;
   sequence.computed = std::max(sequence.computed, cached);
@@ -281,14 +272,12 @@ void KvCache::take_cached(Sequence& sequence) {
 CacheHit KvCache::begin_load(Sequence& sequence) {
   Holding& holding = holdings_.at(sequence.request);
   check(sequence.blocks == 0, "a sequence loads that holds blocks");
-  const CacheHit hit = find_all(sequence);
+  const CacheHit hit = find_all(holding.hashes, sequence.tokens);
   if (hit.loads == 0) return hit;
   const auto in_hbm = static_cast<std::size_t>(hit.blocks),
              end = static_cast<std::size_t>(hit.all());
   const std::span<const BlockHash> prompt = std::span(holding.hashes).first(end);
-  note_hit(holding, hit.blocks);
-  note_running(holding);
-  below_.tier->use(below_.port, prompt);
+  note_hit(holding, hit);
   Held& held = holding.groups.front();
   for (const BlockHash hash : prompt.first(in_hbm)) {
     held.blocks.push_back(block_of_.at(hash));
@@ -378,8 +367,7 @@ std::optional<std::uint32_t> KvCache::land(std::size_t tier, const KvTier::Lande
     }
     const auto stored = storing_.find(landed.transfer);
     if (stored == storing_.end()) return std::nullopt;  // of a block that was taken
-    std::for_each(stored->second.rbegin(), stored->second.rend(),
-                  [this](std::int32_t block) { let_go(block); });
+    let_go_all(stored->second);
     storing_.erase(stored);
     return std::nullopt;
   }
@@ -400,8 +388,7 @@ std::optional<std::uint32_t> KvCache::land(std::size_t tier, const KvTier::Lande
     return load.request;
   }
   for (std::size_t b = 0; b < load.free.size(); ++b) add_copy(load.blocks[b], load.free[b], false);
-  std::for_each(load.free.rbegin(), load.free.rend(),
-                [this](std::int32_t block) { let_go(block); });
+  let_go_all(load.free);
   return prefetched;
 }
 
@@ -501,21 +488,23 @@ void KvCache::preempt(Sequence& sequence) { release(sequence); }
 
 void KvCache::finish(Sequence& sequence) {
   release(sequence);
-  Holding* const holding = remembers_agents_ ? &holdings_.at(sequence.request) : nullptr;
-  if (holding != nullptr && holding->agent) {
-    release(holding->agent);
-    holding->hashes.resize(std::min(holding->hashes.size(), holding->known));
-    agents_[*holding->agent].known = std::move(holding->hashes);
-  }
+  if (remembers_agents_) remember(holdings_.at(sequence.request));
   holdings_.erase(sequence.request);
+}
+
+// What a request that is over leaves to the next one of its agent.
+void KvCache::remember(Holding& holding) {
+  if (!holding.agent) return;
+  release(holding.agent);
+  holding.hashes.resize(std::min(holding.hashes.size(), holding.known));
+  agents_[*holding.agent].known = std::move(holding.hashes);
 }
 
 void KvCache::release(Sequence& sequence) {
   if (caching_) {
     Holding& holding = holdings_.at(sequence.request);
     for (Held& held : holding.groups) {
-      std::for_each(held.blocks.rbegin(), held.blocks.rend(),
-                    [this](std::int32_t block) { let_go(block); });
+      let_go_all(held.blocks);
       held = {};
     }
     holding.filled = 0;
@@ -550,6 +539,11 @@ void KvCache::hold(std::int32_t block) {
 
 void KvCache::let_go(std::int32_t block) {
   if (--at(block).holders == 0) append_free(block);
+}
+
+// The far end first, which is then forgotten first.
+void KvCache::let_go_all(std::span<const std::int32_t> blocks) {
+  std::for_each(blocks.rbegin(), blocks.rend(), [this](std::int32_t block) { let_go(block); });
 }
 
 // The free list is a ring through its end, whose `newer` is the oldest.

@@ -187,11 +187,11 @@ class KvCache {
   std::int64_t found(std::span<const BlockHash>, std::int32_t tokens, auto&& is_here) const;
   CacheHit found_above(std::span<const BlockHash>, std::int32_t tokens, auto&& is_here,
                        auto&& on_its_way) const;
-  CacheHit find_all(const Sequence&) const;
+  CacheHit find_all(std::span<const BlockHash>, std::int32_t tokens) const;
   std::size_t nearest(BlockHash) const;
   OfLowerTiers<std::int64_t> of_lower(std::span<const BlockHash> loaded) const;
-  void note_hit(const Holding&, std::int64_t blocks);
-  void note_running(const Holding&);
+  void note_hit(const Holding&, const CacheHit&);
+  void remember(Holding&);
   std::int64_t reach(std::span<const BlockHash>, std::int64_t blocks, auto&& is_here) const;
   void for_needed(std::span<const BlockHash>, std::int64_t blocks, std::int64_t computed,
                   auto&& action) const;
@@ -205,6 +205,7 @@ class KvCache {
   std::int32_t take_oldest();
   void hold(std::int32_t block);
   void let_go(std::int32_t block);
+  void let_go_all(std::span<const std::int32_t> blocks);
   void append_free(std::int32_t block);
   void insert_free(std::int32_t block, std::int32_t older);
   void unlink(std::int32_t block);

@@ -195,15 +195,12 @@ void note_dispatch(const PoolSpec& pool, const ServingEngine& engine, Notes& not
   if (!pool.prefill_only) note("decode", pool.names.decode_dispatch);
 }
 
-// A storage has flags of its own, and SGLang takes its flag only with one.
 void note_decode_offload(const ExperimentSpec& spec, const ServingEngine& engine, Notes& notes) {
   if (!spec.kv_link || !spec.kv_link->decode_offload) return;
-  notes.push_back(
-      fmt::format("/kv_transfer/decode_offload: {}",
-                  engine.title == "SGLang"
-                      ? "give decode servers --disaggregation-decode-enable-offload-kvcache and a "
-                        "--hicache-storage-backend"
-                      : fmt::format("{} has no flag for this", engine.title)));
+  const std::string_view how = engine.launch.decode_offload;
+  notes.push_back(fmt::format(
+      "/kv_transfer/decode_offload: {}",
+      how.empty() ? fmt::format("{} has no flag for this", engine.title) : std::string(how)));
 }
 
 // Which roles no command here starts.

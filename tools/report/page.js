@@ -745,11 +745,12 @@ function show_result() {
   if (!best.length) return;
   const x = data.metrics[state.x], y = data.metrics[state.y];
   const of_group = data.groups.map((_, g) => best.filter(p => p.group === g).length);
-  const leaders = of_group.flatMap((count, g) => (count === Math.max(...of_group) ? [g] : []));
+  const most = Math.max(...of_group);
+  const leaders = of_group.flatMap((count, g) => (count === most ? [g] : []));
   const top = best.reduce((a, b) => ((y.less ? b.metrics[state.y] < a.metrics[state.y] : b.metrics[state.y] > a.metrics[state.y]) ? b : a));
   const reached = `${y.label} reaches ${number(top.metrics[state.y])}${y.unit ? ` ${y.unit}` : ''} at a ${within_sentence(x.label)} of ${number(top.metrics[state.x])}${x.unit ? ` ${x.unit}` : ''}`;
   const ahead = leaders.length > 1 ? `No group is ahead: ${leaders.length} have equally many of the ${best.length} points that no other beats.`
-    : `${group_label(leaders[0])} is ahead: ${of_group[leaders[0]]} of the ${best.length} points that no other beats.`;
+    : `${group_label(leaders[0])} is ahead: ${most} of the ${best.length} points that no other beats.`;
   by_id('result').textContent = data.groups.length < 2 ? `${reached}.` : `${ahead} ${reached}, by ${group_label(top.group)}.`;
 }
 

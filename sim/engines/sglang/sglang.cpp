@@ -234,7 +234,11 @@ ServingEngine sglang_engine() {
                      // ratio).
                      .benchmark = {.program =
                                        "python3 -m sglang.bench_serving --backend sglang --model ",
-                                   .range = BenchCommand::up_to}},
+                                   .range = BenchCommand::up_to},
+                     // The flag is refused without a storage, which has flags of its own.
+                     .decode_offload =
+                         "give decode servers --disaggregation-decode-enable-offload-kvcache and a "
+                         "--hicache-storage-backend"},
           .bench_names = bench_names,
           .images = images};
 }
