@@ -43,6 +43,57 @@ TEST_CASE("a value is judged by its band, then by its sign") {
         Verdict::within_band);
 }
 
+TEST_CASE("a row of several numbers goes by the largest difference") {
+  // 8 experts of which a token takes 2: 1 and 3 away. "Below 0" is missed by as much as lies above.
+  const auto row = [](const char* values, const char* each) {
+    return reproduce(figure(fmt::format(R"({{"what": "w", "published": "p", "unit": " us",
+                                             "values": {}, "each": {}, "band": [null, 2],
+                                             "verdict": "not published"}})",
+                                        values, each)
+                                .c_str()))
+        .rows[0];
+  };
+  const ReproducedRow near = row(R"(["m:/experts", "m:/experts_per_token"])", "[9, 5]");
+  CHECK(near.simulated == 3);
+  CHECK(near.verdict == Verdict::sign_only);
+  CHECK(near.each == std::vector<double>{8, 2});
+  CHECK(row("[1.5, -1, 4]", "[null, null, 5]").simulated == 1.5);
+  CHECK(row("[1.5, -1, 4]", "[null, null, 5]").verdict == Verdict::within_band);
+  CHECK(row("[3]", "[null]").verdict == Verdict::not_reproduced);
+  CHECK(row("[-1, 4]", "[2, 4]").verdict == Verdict::not_reproduced);  // of the other sign
+  CHECK_THROWS_AS(row("[1]", "[1, 2]"), ConfigError);
+  const Reproduction done = reproduce(
+      figure(R"({"what": "w", "published": "9 / 5 us", "unit": " us", "values": ["m:/experts", 2],
+                 "each": [9, 5], "band": [null, 4], "verdict": "within band"})"));
+  CHECK(markdown(done).find("| 8.0 / 2.0; largest difference 3.000 us | within band |") !=
+        std::string::npos);
+}
+
+TEST_CASE("cells of a study answer by case, constants, tokens, policy and exchange") {
+  const Json cells = measured(test::config(R"({"regimes": {
+      "base": "tiny.json", "cases": [{"tiny": {"/placement": {"type": "eplb", "replication": 1},
+                                               "/charges": {"token_routing": "measured"}}}],
+      "exchanges": {"all": {"/dispatch/decode": "all_to_all"},
+                    "gather": {"/dispatch/decode": "all_gather"}},
+      "policies": {"none": {"/placement/replication": 1, "/token_routing/decode": "even"},
+                   "metro": {"/token_routing/decode": "metro"}},
+      "replications": [2], "sequences": [4], "context": 64, "samples": 2}})"));
+  const Json& cell = cells.at("tiny").at("").items().begin().value();
+  const auto us = [&](const char* policy, const char* exchange) {
+    return cell.at(policy).at(exchange).at("us").get<double>();
+  };
+  CHECK(us("none", "best") == std::min(us("none", "all"), us("none", "gather")));
+  CHECK(!cell.at("metro").contains("all"));  // METRO needs the choices of the whole group
+  CHECK(us("metro", "best") == us("metro", "gather"));
+  CHECK(cell["none"]["gather"]["saved_us"] == 0);
+  const double ratio = us("metro", "gather") / us("none", "gather");
+  CHECK_THAT(cell["metro"]["gather"]["change"].get<double>(),
+             Catch::Matchers::WithinAbs(100 * (ratio - 1), 1e-9));
+  const double saved = us("none", "best") - us("metro", "best");  // of 16 layers
+  CHECK_THAT(cell["metro"]["best"]["saved_us"].get<double>(),
+             Catch::Matchers::WithinAbs(saved / 16, 1e-9));
+}
+
 TEST_CASE("a row may tell what each of its inputs changes, or stand there with nothing published") {
   // Of 8 experts, 9 and 7.5 are 1 more and .5 less.
   const Reproduction done = reproduce(figure(

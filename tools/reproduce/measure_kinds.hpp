@@ -15,5 +15,8 @@ Json measure_frontier(const ConfigNode&, TraceLibrary&);
 Json measure_article(const ConfigNode&, TraceLibrary&);
 /// Routers in the world of BF-IO's paper.
 Json measure_bfio(const ConfigNode&, TraceLibrary&);
+/// Decode steps of the cases of a study (tools/analysis/regime_study.hpp), if deciding takes no
+/// time.
+Json measure_regimes(const ConfigNode&, TraceLibrary&);
 
 }  // namespace moesim

@@ -521,15 +521,15 @@ struct Kind {
   std::string_view name;
   Json (*measure)(const ConfigNode&, TraceLibrary&);
 };
-constexpr std::array kinds{Kind{"run", measure_run},          Kind{"explain", measure_explain},
-                           Kind{"replay", measure_replay},    Kind{"route", measure_route},
-                           Kind{"place", measure_place},      Kind{"model", measure_model},
-                           Kind{"gpu", measure_gpu},          Kind{"exchange", measure_exchange},
-                           Kind{"draws", measure_draws},      Kind{"point", measure_point},
-                           Kind{"trace", measure_trace},      Kind{"timing", measure_timing},
-                           Kind{"spells", measure_spells},    Kind{"frontier", measure_frontier},
-                           Kind{"article", measure_article},  Kind{"bfio", measure_bfio},
-                           Kind{"requests", measure_requests}};
+constexpr std::array kinds{Kind{"run", measure_run},           Kind{"explain", measure_explain},
+                           Kind{"replay", measure_replay},     Kind{"route", measure_route},
+                           Kind{"place", measure_place},       Kind{"model", measure_model},
+                           Kind{"gpu", measure_gpu},           Kind{"exchange", measure_exchange},
+                           Kind{"draws", measure_draws},       Kind{"point", measure_point},
+                           Kind{"trace", measure_trace},       Kind{"timing", measure_timing},
+                           Kind{"spells", measure_spells},     Kind{"frontier", measure_frontier},
+                           Kind{"article", measure_article},   Kind{"bfio", measure_bfio},
+                           Kind{"requests", measure_requests}, Kind{"regimes", measure_regimes}};
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <map>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tools/cli/output.hpp"
 #include "tools/sweep/axes.hpp"
@@ -71,10 +72,35 @@ bool within(const ConfigNode& limits, double value) {
          (ends[1].json().is_null() || value <= ends[1].number());
 }
 
-Verdict judge(ConfigReader& r, double value) {
+/// What is simulated of a row: one number, or the largest difference of several from what was
+/// published of each. Where that was only "below 0", what is above 0 is the difference.
+struct Simulated {
+  double value = 0;
+  std::vector<double> each;
+  bool signs_agree = false;  ///< of several numbers, each with what was published of it
+};
+
+Simulated simulate_row(ConfigReader& r, const Measured& measured) {
+  if (!r.optional("values")) return {evaluate(r.child("value"), measured), {}, false};
+  Simulated of{0, evaluate_all(r.child("values"), measured), true};
+  const std::vector<ConfigNode> published = r.child("each").list();
+  if (published.size() != of.each.size())
+    r.node().fail("\"values\" and \"each\" have different lengths");
+  for (std::size_t i = 0; i < published.size(); ++i) {
+    const bool only_below = published[i].json().is_null();
+    const double gap =
+        only_below ? std::max(0.0, of.each[i]) : std::abs(of.each[i] - published[i].number());
+    of.value = std::max(of.value, gap);
+    of.signs_agree = of.signs_agree && of.each[i] * (only_below ? -1 : published[i].number()) >= 0;
+  }
+  return of;
+}
+
+Verdict judge(ConfigReader& r, const Simulated& simulated) {
   if (!r.optional("band")) return Verdict::not_published;
-  const bool in_band = within(r.child("band"), value);
-  const bool right_sign = r.optional("sign") && within(r.child("sign"), value);
+  const bool in_band = within(r.child("band"), simulated.value);
+  const bool right_sign =
+      simulated.signs_agree || (r.optional("sign") && within(r.child("sign"), simulated.value));
   return in_band ? Verdict::within_band : right_sign ? Verdict::sign_only : Verdict::not_reproduced;
 }
 
@@ -103,13 +129,16 @@ ReproducedRow read_row(const ConfigNode& node, const Measured& measured,
     row.what = r.text("what");
     row.published = r.text("published");
     row.unit = r.text_or("unit", "");
-    row.simulated = evaluate(r.child("value"), measured);
-    row.verdict = judge(r, row.simulated);
+    const Simulated simulated = simulate_row(r, measured);
+    row.simulated = simulated.value;
+    row.each = simulated.each;
+    row.verdict = judge(r, simulated);
     row.band = band_kind(r, row.unit);
     row.ends = two_ends(r);
     if (data_sheet != nullptr) {
-      row.data_sheet = evaluate(r.child("value"), *data_sheet);
-      row.data_sheet_verdict = judge(r, *row.data_sheet);
+      const Simulated again = simulate_row(r, *data_sheet);
+      row.data_sheet = again.value;
+      row.data_sheet_verdict = judge(r, again);
     }
     row.recorded = static_cast<Verdict>(r.choice("verdict", verdict_names));
     row.reason = r.text_or("reason", "");
@@ -140,7 +169,11 @@ std::string verdict_text(const ReproducedRow& row) {
 }
 
 std::string simulated_text(const ReproducedRow& row) {
-  return number_text(row.simulated) + row.unit;
+  const std::string value = number_text(row.simulated) + row.unit;
+  if (row.each.empty()) return value;
+  std::vector<std::string> texts;
+  for (const double one : row.each) texts.push_back(fmt::format("{:.1f}", one));
+  return fmt::format("{}; largest difference {}", fmt::join(texts, " / "), value);
 }
 
 /// The reason, then what each input changes: "gating; by cause: charge +4.33, gating -0.51".

@@ -49,6 +49,9 @@ struct ReproducedRow {
   std::string published;  ///< as the source puts it
   std::string unit;       ///< of `simulated`, with the space before it; may be empty
   double simulated = 0;
+  /// What was simulated for each of the published numbers, where there are several: `simulated` is
+  /// then the largest difference between the two.
+  std::vector<double> each{};
   Verdict verdict = Verdict::within_band;
   Verdict recorded = Verdict::within_band;  ///< the verdict that the file was written with
   BandKind band = BandKind::none;
@@ -78,6 +81,10 @@ struct Reproduction {
 ///    "rows": [{"what", "published", "unit", "value": expression, "band": [low, high],
 ///              "sign": [low, high], "ours": true, "verdict", "reason",
 ///              "causes": {"input": expression}}]}
+///
+/// A row of several numbers has "values", expressions, in place of "value", and "each", what was
+/// published of each; null: "below 0". The largest difference is in the band; "sign only" says that
+/// each number has the sign of its published one.
 ///
 /// A value within "band" is within band, else within "sign" it is sign only; null is no limit, and
 /// without "sign" there is no such verdict. Without "band" nothing was published. "causes" are the
@@ -120,6 +127,9 @@ std::string to_text(const Reproduction&);
 ///            "set" in all; "frontiers" {name: [settings, any of which a point matches, null: not
 ///            set]}, "gains" {name: [baseline frontier, candidate]}: throughput per GPU at equal
 ///            step time
+///   regimes  a study (tools/analysis/regime_study.hpp): by case, constants, tokens of the step,
+///            policy and exchange (or "best"), if deciding takes no time: "us" of a step, "change"
+///            from no replication in percent, "saved_us" for each MoE layer
 ///   article  "routers" {name: policy} in the EP-barrier article's world
 ///   (tools/reproduce/router_testbed.hpp) bfio     the same in that of BF-IO's paper; its own are
 ///   "bfio_fcfs" and "bfio_round_robin"
