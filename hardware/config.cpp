@@ -494,13 +494,19 @@ std::vector<std::string> ConfigReader::all_keys() {
   return keys;
 }
 
+std::vector<std::string> ConfigReader::unread() const {
+  std::vector<std::string> keys;
+  for (const auto& item : node_.json().items())
+    if (!known_.contains(item.key())) keys.push_back(item.key());
+  return keys;
+}
+
 void ConfigReader::finish() const {
+  const std::vector<std::string> keys = unread();
+  if (keys.empty()) return;
   const std::vector<std::string_view> known(known_.begin(), known_.end());
-  for (const auto& item : node_.json().items()) {
-    if (known_.contains(item.key())) continue;
-    node_.fail(fmt::format("unknown key \"{}\"; {}known: {}", item.key(),
-                           did_you_mean(item.key(), known), join_names(known)));
-  }
+  node_.fail(fmt::format("unknown key \"{}\"; {}known: {}", keys.front(),
+                         did_you_mean(keys.front(), known), join_names(known)));
 }
 
 // A config is written out again, and what is not UTF-8 cannot be.

@@ -151,6 +151,8 @@ class ConfigReader {
 
   /// Marks every remaining key as read (free-form objects such as tables keyed by name).
   std::vector<std::string> all_keys();
+  /// Keys that were never read.
+  std::vector<std::string> unread() const;
   /// Throws ConfigError if a key was never read, naming the nearest key that was.
   void finish() const;
 
