@@ -50,6 +50,8 @@ struct MoeModel {
   std::string gating_preset;
   int max_positions = 0;  ///< tokens that a sequence may have; 0: unlimited
   std::vector<LayerSpec> layers;
+  /// Keys of a config.json that may change a cost and that nothing here knows.
+  std::vector<std::string> unknown_keys;
   double published_total = 0;  ///< parameters, as the model's authors publish them; 0 when unknown
   double published_active = 0;
   ActiveCounts published_counts = ActiveCounts::lm_head;  ///< the rule behind published_active
@@ -65,7 +67,7 @@ struct MoeModel {
 };
 
 /// Reads a zoo file (models/README.md) or an unmodified HuggingFace config.json ("model_type" or
-/// "architectures" present; the keys it does not need are ignored). Throws ConfigError if a fact is
+/// "architectures" present; see unknown_keys). Throws ConfigError if a fact is
 /// missing, contradicts another, or the architecture is not known.
 MoeModel read_model(const ConfigNode&);
 /// The keys of a zoo file.

@@ -8,6 +8,7 @@
 #include "hardware/choice.hpp"
 #include "models/huggingface/family.hpp"
 #include "models/huggingface/layers.hpp"
+#include "models/huggingface/other_keys.hpp"
 #include "models/language_part.hpp"
 #include "models/mixers/keys.hpp"
 
@@ -149,6 +150,7 @@ ModelDraft read_hf_config(const ConfigNode& node) {
   // Many files give a width for dense layers that the model has none of.
   if (draft.moe_layers() == static_cast<int>(draft.layers.size()) && !m.dense_residual)
     m.dense_width = 0;
+  m.unknown_keys = unknown_hf_keys(r);
   return draft;
 }
 

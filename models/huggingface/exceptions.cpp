@@ -175,10 +175,6 @@ void ernie_layers(ConfigReader& r, ModelDraft& m) {
 // A dense FFN stands beside the experts of every layer, as a shared expert would, or alone in a
 // dense model; layers that see everything have heads of their own.
 void gemma4_parts(ConfigReader& r, ModelDraft& m) {
-  if (optional(r, "num_kv_shared_layers", 0) > 0)
-    r.child("num_kv_shared_layers").fail("layers that share a KV cache are not modelled");
-  if (optional(r, "hidden_size_per_layer_input", 0) > 0)
-    r.child("hidden_size_per_layer_input").fail("embeddings for each layer are not modelled");
   const GroupedAttention local = hf_grouped(r, m.model.hidden);
   GroupedAttention global = local;
   global.kv_heads = optional(r, "num_global_key_value_heads", local.kv_heads);

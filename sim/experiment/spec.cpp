@@ -9,6 +9,7 @@
 
 #include "hardware/choice.hpp"
 #include "hardware/kernels/experts.hpp"
+#include "hardware/quoting.hpp"
 #include "hardware/shipped.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "models/quantization.hpp"
@@ -217,6 +218,14 @@ PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, cons
     remarks.push_back("\"precision\": " + stored->warning);
   }
   return plan;
+}
+
+// What a model's file says that nothing here knows.
+std::string unknown_keys_remark(const std::vector<std::string>& keys) {
+  return fmt::format(
+      "\"model\": config.json has keys that are not known here: {}. If a layer or a size hangs on "
+      "one, the model is another; the zoo's format (models/README.md) can describe such a model",
+      visible(fmt::format("\"{}\"", fmt::join(keys, "\", \""))));
 }
 
 // A cluster with the kernels of the engine that runs on it; without one with the newest engine's
@@ -594,6 +603,8 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     }
     spec.seed = static_cast<std::uint64_t>(reader.integer("seed"));
     if (reader.child("model").json().is_string()) spec.model_file = model.file();
+    if (!spec.model.unknown_keys.empty())
+      spec.remarks.push_back(unknown_keys_remark(spec.model.unknown_keys));
     spec.precision = read_precision(reader, model, spec.model, spec.remarks);
     read_max_model_len(reader, spec);
     read_plan(reader, spec);

@@ -798,6 +798,7 @@ TEST_CASE("80 config.json: 79 hold the published parameters, 1 is refused with t
       check_counts(row, model);
       CHECK(model.moe_layers() > 0);
       CHECK(model.experts_per_token < model.experts);
+      CHECK(model.unknown_keys.empty());  // each key is read, or harmless with a reason
       ++held;
     }
   }
@@ -805,6 +806,24 @@ TEST_CASE("80 config.json: 79 hold the published parameters, 1 is refused with t
   CHECK(held + refused + absent == 80);
   CHECK(refused == 1);
   CHECK(held == (absent > 0 ? 39 : 79));
+}
+
+TEST_CASE("a key of config.json that nothing knows is named, and one that changes layers refused") {
+  const auto read_with = [](const char* more) {
+    return read_model(config(fmt::format(
+        R"({{"model_type": "mixtral", "hidden_size": 4096, "num_hidden_layers": 2, "vocab_size": 32000,
+             "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+             "num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5 {}}})",
+        more)));
+  };
+  CHECK(read_with("").unknown_keys.empty());
+  CHECK(read_with(R"(, "expert_tiers": [2, 6], "depth_router": true)").unknown_keys ==
+        std::vector<std::string>{"depth_router", "expert_tiers"});
+  CHECK(read_with(R"(, "expert_tiers": [], "depth_router": false, "a": null, "b": 0, "c": "")")
+            .unknown_keys.empty());
+  CHECK_THAT(config_error([&] { read_with(R"(, "use_cla": true)"); }),
+             Catch::Matchers::Contains("use_cla: layers that share a KV cache are not modelled"));
+  CHECK(read_with(R"(, "use_cla": false)").unknown_keys.empty());
 }
 
 // arXiv:2507.19427: 316 billion parameters, 38 active.
