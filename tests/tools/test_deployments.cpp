@@ -47,6 +47,17 @@ int gpus_of_pool(const Json& pool) {
          pool.at("instances").get<int>();
 }
 
+TEST_CASE("drafts are tried in full, in part and not at all, where they are asked for") {
+  Json deployment = shape(4, 1, 1, 1).config;
+  CHECK(with_drafts(deployment).size() == 1);
+  deployment["speculative"] = {{"num_speculative_tokens", 5}, {"acceptance_rate", .7}};
+  std::vector<std::string> tried;
+  for (const Json& each : with_drafts(deployment)) tried.push_back(drafts_text(each));
+  CHECK(tried == std::vector<std::string>{"5 drafts", "no drafts", "1 draft", "2 drafts"});
+  deployment["speculative"]["num_speculative_tokens"] = 1;
+  CHECK(with_drafts(deployment).size() == 2);
+}
+
 TEST_CASE("plan takes the routing statistics that a model names, or those of other families") {
   MoeModel model = some_model();
   const auto gating = [&] {

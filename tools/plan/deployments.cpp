@@ -14,6 +14,7 @@
 #include "hardware/shipped.hpp"
 #include "models/context_parallel.hpp"
 #include "sim/engines/serving_engine.hpp"
+#include "tools/sweep/axes.hpp"
 #include "traces/gating/presets.hpp"
 
 namespace moesim {
@@ -309,6 +310,20 @@ std::vector<BoundedShape> best_per_gpu(std::vector<BoundedShape> all, double Tun
   return best;
 }
 
+// Tokens of a step that decodes so many sequences, their drafts with them.
+int decoded_tokens(const Json& deployment, int sequences) {
+  const Json* drafts = find_value(deployment, "/speculative/num_speculative_tokens");
+  return sequences * (1 + (drafts == nullptr ? 0 : drafts->get<int>()));
+}
+
+// A pool of decodes alone, or any other group, with that limit on sequences.
+void limit_sequences(Json& deployment, Json& scheduling, int sequences) {
+  scheduling["max_num_seqs"] = sequences;
+  const int tokens = decoded_tokens(deployment, sequences);
+  if (scheduling.at("type") == "decode_only" && tokens > sequences)
+    scheduling["max_num_batched_tokens"] = tokens;
+}
+
 Json pool(const Json& shape, int instances) {
   Json pool{{"parallel", shape.at("parallel")}, {"instances", instances}};
   if (shape.contains("dispatch")) pool["dispatch"] = shape.at("dispatch");
@@ -319,8 +334,8 @@ Json pools_of(const Json& prefill, int prefillers, const Json& decode, int decod
   Json config = prefill;
   for (const char* key : {"parallel", "instances", "dispatch"}) config.erase(key);
   config["pools"] = {{"prefill", pool(prefill, prefillers)}, {"decode", pool(decode, decoders)}};
-  config["pools"]["decode"]["scheduling"] = {
-      {"type", "decode_only"}, {"max_num_seqs", decode.at("scheduling").at("max_num_seqs")}};
+  Json& scheduling = config["pools"]["decode"]["scheduling"] = {{"type", "decode_only"}};
+  limit_sequences(config, scheduling, decode.at("scheduling").at("max_num_seqs"));
   return config;
 }
 
@@ -444,7 +459,21 @@ std::vector<Json> with_chunks(const Json& deployment) {
     Json config = deployment;
     config["scheduling"]["max_num_batched_tokens"] = tokens;
     const int sequences = config["scheduling"].at("max_num_seqs");
-    if (tokens >= sequences) all.push_back(std::move(config));
+    if (tokens >= decoded_tokens(config, sequences)) all.push_back(std::move(config));
+  }
+  return all;
+}
+
+std::vector<Json> with_drafts(const Json& deployment) {
+  std::vector<Json> all{deployment};
+  if (!deployment.contains("speculative")) return all;
+  all.push_back(deployment);
+  all.back().erase("speculative");
+  const int most = deployment["speculative"].at("num_speculative_tokens");
+  for (const int drafts : std::set<int>{1, most / 2}) {
+    if (drafts < 1 || drafts >= most) continue;
+    all.push_back(deployment);
+    all.back()["speculative"]["num_speculative_tokens"] = drafts;
   }
   return all;
 }
@@ -472,7 +501,7 @@ std::vector<Json> with_sequences(const Json& deployment, std::int64_t room) {
   for (const int sequences : {64, 128, 256, 1024}) {
     if (sequences >= 2 * room) continue;
     Json config = deployment;
-    decode_group(config)["scheduling"]["max_num_seqs"] = sequences;
+    limit_sequences(config, decode_group(config)["scheduling"], sequences);
     all.push_back(std::move(config));
   }
   return all;
@@ -502,6 +531,12 @@ std::string shape_text(const Json& deployment) {
   const Json& pools = deployment.at("pools");
   return fmt::format("prefill {}, decode {}", group_text(pools.at("prefill")),
                      group_text(pools.at("decode")));
+}
+
+std::string drafts_text(const Json& deployment) {
+  const Json* drafts = find_value(deployment, "/speculative/num_speculative_tokens");
+  if (drafts == nullptr) return "no drafts";
+  return *drafts == 1 ? "1 draft" : fmt::format("{} drafts", drafts->get<int>());
 }
 
 std::string routing_text(const Json& deployment) {

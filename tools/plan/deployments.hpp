@@ -62,6 +62,9 @@ std::vector<Json> pools(const std::vector<BoundedShape>&, const MoeModel&, const
 std::vector<Json> with_copies(const Json& deployment, const MoeModel&);
 /// The deployment and its like with other sizes of a step's chunk.
 std::vector<Json> with_chunks(const Json& deployment);
+/// The deployment and its like with fewer drafts for each sequence and step, and with none; itself
+/// alone where none are asked for.
+std::vector<Json> with_drafts(const Json& deployment);
 /// The deployment and its like with other layouts, of as many GPUs, of what prefills; itself alone
 /// where nothing prefills apart.
 std::vector<Json> with_prefill_layouts(const Json& deployment, const MoeModel&, const ClusterSpec&);
@@ -78,6 +81,8 @@ bool is_plain(const Json& deployment);
 const Json& decode_group(const Json& deployment);
 /// "2 x dp8 ep8", "prefill 4 x tp2, decode dp8 ep8 pp2"; with AFD "dp4 ffn4"
 std::string shape_text(const Json& deployment);
+/// "3 drafts", "no drafts"
+std::string drafts_text(const Json& deployment);
 /// "metro", or the engine's own "even" and how tokens travel: "even, DeepEP"
 std::string routing_text(const Json& deployment);
 

@@ -79,6 +79,8 @@ class Search {
     refine("copies and routing",
            [&](const Json& d, const SloRun&) { return with_copies(d, search_.model); });
     refine("chunks", [](const Json& d, const SloRun&) { return with_chunks(d); });
+    if (search_.base.contains("speculative"))
+      refine("drafts", [](const Json& d, const SloRun&) { return with_drafts(d); });
     // What a chunk is good for depends on the depth of the pipeline and on how many ranks wait.
     refine("layouts of prefill", [&](const Json& d, const SloRun&) {
       return with_prefill_layouts(d, search_.model, search_.cluster);
@@ -140,12 +142,6 @@ class Search {
     config["workload"]["requests"] = 1;
     config.erase("fidelity");
     return config;
-  }
-
-  // MoE layers are drawn from steps alike.
-  static Json sampled(Json deployment) {
-    deployment["fidelity"] = "sampled";
-    return deployment;
   }
 
   // Pools first: prefill and decode bound them closely, which makes them a good measure. Groups

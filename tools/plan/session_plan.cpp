@@ -202,6 +202,7 @@ class SessionSearch {
   SessionPlanned run() {
     look_at_shapes();
     refine("chunks", [](const Json& place) { return with_chunks(place); });
+    refine("drafts", [](const Json& place) { return with_drafts(place); });
     refine("copies of experts", [&](const Json& place) { return with_copies(place, plan_.model); });
     refine("routers of requests", with_routers);
     confirm();
@@ -304,7 +305,7 @@ class SessionSearch {
 
   void look_at_shapes() {
     std::vector<Json> places = shapes(plan_.base, plan_.model, plan_.cluster, plan_.layouts);
-    for (Json& place : places) place["fidelity"] = "sampled";
+    for (Json& place : places) place = sampled(std::move(place));
     look_at_turns(places);
     std::vector<std::optional<TuneBound>> bounds = estimates_of(places);
     if (planned_.stopped) return;

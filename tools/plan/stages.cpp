@@ -12,6 +12,11 @@
 
 namespace moesim {
 
+Json sampled(Json deployment) {
+  if (!deployment.contains("speculative")) deployment["fidelity"] = "sampled";
+  return deployment;
+}
+
 std::size_t runs_in(const std::filesystem::path& store) {
   std::error_code none;
   if (std::filesystem::file_size(store, none) == 0 || none) return 0;

@@ -12,6 +12,10 @@ namespace moesim {
 
 // What the searches of `plan` for requests (plan.cpp) and for sessions (session_plan.cpp) share.
 
+/// The deployment with MoE layers drawn from steps alike; with drafts, which that does not model,
+/// as it is.
+Json sampled(Json deployment);
+
 /// How many runs a store holds; 0 where it is not there.
 std::size_t runs_in(const std::filesystem::path& store);
 

@@ -256,8 +256,10 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
                margin(run, metric("p90_tpot_ms"), "tpot"),
                by_energy ? joules_text(run) : cost(run, asked)});
     const std::string busy = busy_text(run);
-    names += wrapped(fmt::format("{}: {}; {} binds{}", number, shape_text(run.config),
-                                 limit_text(run), busy.empty() ? "" : "; " + busy),
+    const bool drafts = asked.search.base.contains("speculative");
+    names += wrapped(fmt::format("{}: {}{}; {} binds{}", number, shape_text(run.config),
+                                 drafts ? ", " + drafts_text(run.config) : "", limit_text(run),
+                                 busy.empty() ? "" : "; " + busy),
                      100, 3) +
              "\n";
   }
@@ -739,7 +741,7 @@ Action setup_plan(CLI::App& command) {
                      "a routing trace of the model (default: synthetic gating)");
   command
       .add_option("--drafts", options->drafts,
-                  "speculative tokens of a sequence and step; 0: no speculation")
+                  "speculative tokens of a sequence and step, the most to try; 0: no speculation")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
   command
