@@ -7,8 +7,7 @@
 
 namespace moesim {
 
-/// An engine (vllm, sglang, trtllm) or a library beneath it (nccl, deepep), e.g. {"vllm",
-/// "0.19.0"}.
+/// An engine or a library beneath it, e.g. {"vllm", "0.19.0"}, {"nccl", "2.29.2"}.
 struct EngineVersion {
   std::string name, version;
 };

@@ -173,6 +173,7 @@ class Fabric {
   Volume exchange_volume(const LinkTraffic& messages, double bytes) const;
   /// Bytes of one NIC that take as long as all these on the spine; 0 without a spine.
   double as_of_one_nic(double on_spine) const;
+  /// By a row's constants. A pass is one way over the network: its latency counts so many times.
   CollectiveCost cost(const Kernel&, int gpus, int network_passes, const Volume&) const;
 
   ClusterSpec cluster_;

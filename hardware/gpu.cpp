@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "hardware/kernels/kernel.hpp"
 
 namespace moesim {
@@ -87,12 +89,25 @@ Evidence CollectiveConstants::evidence_for(double bytes) const {
   return bytes <= calibration->bytes.max ? Evidence::calibrated : Evidence::extrapolated;
 }
 
+namespace {
+
+template <class Constants>
+const Constants& constants_of(const std::map<const Kernel*, Constants>& all, const Kernel& kernel) {
+  const auto found = all.find(&kernel.constants());
+  if (found != all.end()) return found->second;
+  throw ConfigError(
+      fmt::format("\"{}\" has no constants; hardware/families.json needs an entry of that name",
+                  kernel.constants().name));
+}
+
+}  // namespace
+
 const KernelConstants& GpuSpec::kernel(const Kernel& kernel) const {
-  return kernels.at(&kernel.constants());
+  return constants_of(kernels, kernel);
 }
 
 const CollectiveConstants& GpuSpec::collective(const Kernel& kernel) const {
-  return collectives.at(&kernel.constants());
+  return constants_of(collectives, kernel);
 }
 
 }  // namespace moesim

@@ -169,7 +169,7 @@ struct GpuSpec {
   /// a native multiplication (int4, mxfp4 before Blackwell) are widened to the activations'
   /// precision.
   FlopsPerSecond peak(Precision weights, Precision activations) const;
-  /// The constants that price a kernel, by its law.
+  /// The constants that price a kernel, by its law. Throws ConfigError where there are none.
   const KernelConstants& kernel(const Kernel&) const;
   const CollectiveConstants& collective(const Kernel&) const;
 };

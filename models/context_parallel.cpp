@@ -14,7 +14,7 @@ namespace {
 // What a layer keeps whole on every GPU, so that its tokens cannot be striped; empty: nothing.
 std::string kept_whole(const LayerSpec& layer) {
   const Sight sight = layer.mixer->sight();
-  if (layer.mixer->kept({}, {}).state_bytes > 0) return "the states of its linear layers";
+  if (layer.mixer->kept({}, {}).state_bytes > 0) return "the states that its layers keep";
   if (sight.ratio > 0) return "the entries of its compressed attention";
   if (sight.top > 0) return "the index keys of its sparse attention";
   if (sight.window > 0)

@@ -21,7 +21,7 @@ struct KvLayout {
   Bytes block;            ///< bytes of one block of one group on one GPU
   double pieces = 0;  ///< contiguous ones, in which these bytes lie where each layer has its own
   std::vector<KvGroup> groups;
-  std::int64_t state_blocks = 0;  ///< that the state of a sequence's linear layers takes
+  std::int64_t state_blocks = 0;  ///< that the states of a sequence take
   bool has_windows() const;
   /// Blocks over all groups that a sequence holds while a step computes its tokens from `computed`
   /// to before `end`. A window's group has let go of the blocks that lie before what the first of

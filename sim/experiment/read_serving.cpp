@@ -208,7 +208,7 @@ void read_retention(ConfigReader& kv, PoolSpec& spec) {
     node.fail("held blocks are not modelled with \"failures\"; leave one of the keys out");
 }
 
-// The states of linear layers are not kept for later prompts.
+// States that layers keep of a sequence are not kept for later prompts.
 void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
   read_object(node, kv_cache_keys, [&](ConfigReader& kv) {
     spec.kv_cache.block_tokens = static_cast<int>(kv.integer("block_size"));
@@ -219,10 +219,8 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
     spec.prefix_caching = kv.flag("prefix_caching");
     if (spec.prefix_caching && spec.model.keeps_state()) {
       kv.child("prefix_caching")
-          .fail(
-              fmt::format("is not modelled for the states that linear layers of {} keep; leave it "
-                          "out",
-                          spec.model.name));
+          .fail(fmt::format("is not modelled for states that layers of {} keep; leave it out",
+                            spec.model.name));
     }
     read_retention(kv, spec);
     read_tiers(kv, spec);

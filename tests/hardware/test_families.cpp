@@ -40,6 +40,11 @@ Cost deepseek_experts(const GpuSpec& gpu, std::int32_t rows, double tokens) {
   return experts.cost(experts.rows(std::vector<std::int32_t>(8, rows)), tokens);
 }
 
+TEST_CASE("a kernel that has no constants is named, and the file that should have them") {
+  CHECK_THAT(test::config_error([] { GpuSpec{}.kernel(gemm_kernel); }),
+             Catch::Matchers::Contains("\"gemm\" has no constants; hardware/families.json"));
+}
+
 }  // namespace
 
 TEST_CASE("a fused layer copies the rows that it computes and those that its GPU holds") {
