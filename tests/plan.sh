@@ -73,6 +73,10 @@ grep -Eq '^least TPOT possible: [0-9.]+ ms \(' text || fail "it does not say wha
 [[ -e olmoe_1b_7b-h100x1-256-16-1s.json && -e olmoe_1b_7b-h100x2-256-16-1s.sqlite ]] || fail "names: $(ls)"
 grep -q '^price: \$2.00 per GPU-hour (--price)$' scaling || fail "no price"
 grep -Eq '^ *GPUs +req/s +per GPU' scaling || fail "no line of scaling: $(cat scaling)"
+# With drafts where they win: few requests at a time, nearly all drafts accepted.
+"$moesim" plan --model olmoe_1b_7b --gpu h100 --gpus 2 --isl 256 --osl 32 --ttft 1s --tpot 4ms --drafts 2 --acceptance .95 --no-page \
+  -o drafts >drafts.txt 2>log || fail "--drafts: $(tail -n 1 log)"
+grep -Eq '^1: .*, [12] drafts?; ' drafts.txt || fail "drafts that are nearly all accepted do not win: $(head -n 5 drafts.txt)"
 # In another precision than the model's files have.
 "$moesim" plan --model olmoe_1b_7b --gpu h100 --gpus 1 --isl 256 --osl 16 --ttft 1s --precision fp8 --kv-cache-dtype fp8 --no-page \
   --launch vllm >fp8 2>log || fail "--precision fp8: $(tail -n 1 log)"
