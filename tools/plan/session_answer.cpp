@@ -43,7 +43,8 @@ std::string router_of(const SloRun& run) {
 }
 
 // Where the time of a session has no limit, runs are too short to say it.
-std::string table_of_sessions(const std::vector<SloRun>& runs, int gpus, bool limited) {
+std::string table_of_sessions(const SessionPlanned& plan, int gpus) {
+  const std::vector<SloRun>& runs = plan.best.empty() ? plan.nearest : plan.best;
   Table table({"", "sessions", "per\nGPU", "met", "hits", "ideal", "out/s\n/GPU", "first\nTTFT ms",
                "later\nTTFT ms", "TPOT\nms", "session\ns", "chunk", "router"});
   std::string names;
@@ -54,11 +55,13 @@ std::string table_of_sessions(const std::vector<SloRun>& runs, int gpus, bool li
                fmt::format("{:.0f} %", 100 * run.trial.attainment), share_of(run, hits_pointer),
                share_of(run, ideal_pointer), text_of(run, output_pointer, 1. / gpus),
                text_of(run, first_ttft_pointer), text_of(run, later_ttft_pointer),
-               text_of(run, tpot_pointer), limited ? text_of(run, completion_pointer) : "-",
+               text_of(run, tpot_pointer),
+               plan.times_sessions ? text_of(run, completion_pointer) : "-",
                run.config.at("scheduling").at("max_num_batched_tokens").dump(), router_of(run)});
     const std::string busy = busy_text(run);
     std::string name =
         fmt::format("{}: {}, {}", number, shape_text(run.config), routing_text(run.config));
+    if (plan.drafts) name += ", " + drafts_text(run.config);
     if (run.heavier) {
       name +=
           fmt::format("; {:.0f} % more sessions: {} binds, met by {:.0f} %",
@@ -109,7 +112,7 @@ std::string tier_text(const SessionPlanned& plan, const std::string& host_memory
 
 std::string session_answer(const SessionPlanned& plan, int gpus, const std::string& host_memory) {
   const bool met = !plan.best.empty();
-  std::string text = table_of_sessions(met ? plan.best : plan.nearest, gpus, plan.times_sessions);
+  std::string text = table_of_sessions(plan, gpus);
   if (!met) return text;
   text += "\n" +
           wrapped(

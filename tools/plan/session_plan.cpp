@@ -197,6 +197,7 @@ class SessionSearch {
                 const PlanHooks& hooks)
       : search_(search), plan_(search.plan), traces_(traces), remarks_(remarks), hooks_(hooks) {
     planned_.before = runs_in(plan_.store);
+    planned_.drafts = plan_.base.contains("speculative");
   }
 
   SessionPlanned run() {

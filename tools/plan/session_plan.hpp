@@ -60,14 +60,15 @@ struct SessionPlanned {
   std::vector<TierWorth> tiers;
   std::string no_tier;  ///< why the best has no tier
   std::size_t shapes = 0, fit = 0, runs = 0, before = 0;
+  bool drafts = false;          ///< whether they were asked for
   bool times_sessions = false;  ///< whether runs are long enough to tell how long sessions take
   bool stopped = false;
 };
 
 /// Looks for the deployment that serves the most sessions at a time within the limits: all shapes
 /// in the order of their estimates, pools of prefill and decode among them, each given up by a
-/// short run that misses; then chunks, copies of experts and routers of requests of the best; then
-/// longer runs; then the best with host memory as a tier. Same question, same answer.
+/// short run that misses; then chunks, drafts, copies of experts and routers of requests of the
+/// best; then longer runs; then the best with host memory as a tier. Same question, same answer.
 SessionPlanned make_session_plan(const SessionPlanSearch&, TraceLibrary&, Remarks&,
                                  const PlanHooks&);
 
