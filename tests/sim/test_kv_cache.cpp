@@ -536,7 +536,8 @@ TEST_CASE("prefix caching is refused where layers keep a state") {
   Json json = mooncake({{"model", "../models/zoo/qwen3_next_80b_a3b.json"}});
   json["workload"]["arrivals"]["file"] = file.path().string();
   json["workload"]["requests"] = 1;
-  CHECK_THAT(refused(json), Catch::Contains("prefix_caching: is not modelled for states that layers"));
+  CHECK_THAT(refused(json),
+             Catch::Contains("prefix_caching: is not modelled for states that layers"));
 }
 
 }  // namespace
