@@ -150,7 +150,7 @@ ModelDraft read_hf_config(const ConfigNode& node) {
   // Many files give a width for dense layers that the model has none of.
   if (draft.moe_layers() == static_cast<int>(draft.layers.size()) && !m.dense_residual)
     m.dense_width = 0;
-  m.unknown_keys = unknown_hf_keys(r);
+  m.unknown_keys = unknown_hf_keys(r, family.model_type);
   return draft;
 }
 

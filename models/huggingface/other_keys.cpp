@@ -61,6 +61,7 @@ constexpr Names software = {"_attn_implementation",
                             "model_type",
                             "pretraining_tp",
                             "problem_type",
+                            "quantization_config",
                             "return_dict",
                             "task_specific_params",
                             "torch_dtype",
@@ -137,34 +138,11 @@ constexpr Names small = {"add_full_attention_sink_bias",
                          "use_moe_router_bias",
                          "use_qkv_bias",
                          "use_routing_bias"};
-constexpr Names said_elsewhere = {"attention_chunk_size",
-                                  "attn_output_gate",
-                                  "chunk_size",
-                                  "expand",
-                                  "expert_dtype",
-                                  "experts_per_token",
-                                  "first_k_dense_replace",
-                                  "head_dim",
-                                  "intermediate_size",
-                                  "mamba_d_head",
-                                  "mamba_ssm_cache_dtype",
-                                  "mamba_ssm_dtype",
-                                  "max_window_layers",
-                                  "moe_layer_freq",
-                                  "n_shared_experts",
-                                  "num_key_value_heads",
-                                  "parallel_attn_mlp_res",
-                                  "qk_head_dim",
-                                  "quantization_config",
-                                  "sliding_window",
-                                  "sliding_window_pattern",
-                                  "sliding_window_size",
-                                  "use_mixed_mlp_moe"};
 constexpr Names drafts = {"mtp_num_hidden_layers",        "mtp_transformer_layers",
                           "mtp_use_dedicated_embeddings", "num_mtp_modules",
                           "num_nextn_predict_layers",     "use_mtp"};
 constexpr Names ids = {"num_hash_layers", "use_bidirectional_attention",
-                       "vocab_size_per_layer_input", "zero_expert_type"};
+                       "vocab_size_per_layer_input"};
 
 constexpr Harmless harmless[] = {
     {"tokens and how they are drawn", tokens},
@@ -172,9 +150,40 @@ constexpr Harmless harmless[] = {
     {"training", training},
     {"what an operation computes, not how long", formulas},
     {"biases, sinks, gates of one number: below a thousandth of a layer", small},
-    {"the family's rules or other keys say so, or a precision", said_elsewhere},
     {"drafts are what an experiment's \"speculative\" says", drafts},
     {"experts by token id are drawn like the others'; inputs that are no text", ids},
+};
+
+/// Keys that a family's rules or its other keys say already; in other families they may matter.
+struct SaidElsewhere {
+  std::string_view key;
+  std::string_view families;  ///< model types, each between spaces
+};
+constexpr SaidElsewhere said_elsewhere[] = {
+    {"attention_chunk_size", " mimo_v2_flash "},
+    {"attn_output_gate", " qwen3_5_moe_text "},
+    {"chunk_size", " nemotron_h "},
+    {"expand", " nemotron_h "},
+    {"expert_dtype", " deepseek_v4 "},
+    {"experts_per_token", " gpt_oss "},
+    {"first_k_dense_replace", " minimax_m3 "},
+    {"head_dim", " glm4_moe_lite glm_moe_dsa kimi_linear "},
+    {"intermediate_size", " minimax_m3 "},
+    {"mamba_d_head", " granitemoehybrid "},
+    {"mamba_ssm_cache_dtype", " nemotron_h "},
+    {"mamba_ssm_dtype", " qwen3_5_moe_text "},
+    {"max_window_layers", " qwen3_moe "},
+    {"moe_layer_freq", " kimi_linear "},
+    {"n_shared_experts", " step3p7 "},
+    {"num_key_value_heads",
+     " deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe_lite glm_moe_dsa kimi_k2 "
+     "kimi_linear longcat_flash mistral4 "},
+    {"parallel_attn_mlp_res", " arctic "},
+    {"qk_head_dim", " glm_moe_dsa "},
+    {"sliding_window_pattern", " exaone_moe "},
+    {"sliding_window_size", " mimo_v2_flash "},
+    {"use_mixed_mlp_moe", " hunyuan_v1_moe "},
+    {"zero_expert_type", " longcat_flash "},
 };
 
 /// Keys that change layers in a way that is not modelled.
@@ -196,15 +205,19 @@ bool is_off(const Json& value) {
          (value.is_structured() && value.empty());
 }
 
-bool is_harmless(std::string_view key) {
-  return std::ranges::any_of(harmless, [&](const Harmless& of) {
+bool is_harmless(std::string_view key, std::string_view family) {
+  const bool anywhere = std::ranges::any_of(harmless, [&](const Harmless& of) {
     return std::ranges::find(of.keys, key) != of.keys.end();
   });
+  return anywhere || std::ranges::any_of(said_elsewhere, [&](const SaidElsewhere& said) {
+           return said.key == key &&
+                  said.families.find(fmt::format(" {} ", family)) != said.families.npos;
+         });
 }
 
 }  // namespace
 
-std::vector<std::string> unknown_hf_keys(const ConfigReader& r) {
+std::vector<std::string> unknown_hf_keys(const ConfigReader& r, std::string_view family) {
   std::vector<std::string> unknown;
   for (const std::string& key : r.unread()) {
     const Json& value = r.node().json().at(key);
@@ -213,7 +226,7 @@ std::vector<std::string> unknown_hf_keys(const ConfigReader& r) {
       if (switched.key == key)
         r.node().child(key).fail(
             fmt::format("{} not modelled; switched off would be right", switched.why));
-    if (!is_harmless(key)) unknown.push_back(key);
+    if (!is_harmless(key, family)) unknown.push_back(key);
   }
   return unknown;
 }

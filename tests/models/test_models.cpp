@@ -824,6 +824,8 @@ TEST_CASE("a key of config.json that nothing knows is named, and one that change
   CHECK_THAT(config_error([&] { read_with(R"(, "use_cla": true)"); }),
              Catch::Matchers::Contains("use_cla: layers that share a KV cache are not modelled"));
   CHECK(read_with(R"(, "use_cla": false)").unknown_keys.empty());
+  // Step-3.7 says its shared expert by another key; in Mixtral the key would be new.
+  CHECK(read_with(R"(, "n_shared_experts": 1)").unknown_keys.size() == 1);
 }
 
 // arXiv:2507.19427: 316 billion parameters, 38 active.
