@@ -49,6 +49,7 @@ struct MoeModel {
   /// family is public.
   std::string gating_preset;
   int max_positions = 0;  ///< tokens that a sequence may have; 0: unlimited
+  int draft_layers = 0;   ///< that draft tokens (MTP), beside `layers`; 0: none that files name
   std::vector<LayerSpec> layers;
   /// Keys of a config.json that may change a cost and that nothing here knows.
   std::vector<std::string> unknown_keys;

@@ -115,6 +115,7 @@ ModelDraft read_zoo_file(ConfigReader& r) {
     read_object(r.child("experts"), expert_keys, [&](ConfigReader& e) { read_experts(e, m); });
   m.max_positions = static_cast<int>(r.integer("max_positions"));
   if (r.has("gating_preset")) m.gating_preset = r.text("gating_preset");
+  if (r.has("draft_layers")) m.draft_layers = count(r, "draft_layers");
   m.dense_width = static_cast<int>(r.integer("dense_width"));
   m.dense_residual = r.flag("dense_residual");
   for (const ConfigNode& block : r.child("layers").list())
@@ -147,6 +148,7 @@ std::span<const Key> model_keys() {
        "experts of layers with \"moe\""},
       {"gating_preset", form::text, unset("that of other families"),
        "preset whose statistics synthetic routing has (moesim list presets)"},
+      {"draft_layers", size, unset("none"), "layers that draft tokens (MTP), besides \"layers\""},
       {"max_positions", size_or_none, "0", "tokens that a sequence may have; 0: unlimited"},
       {"dense_width", size_or_none, "0", "width of the FFN of dense layers"},
       {"dense_residual", form::flag, "false", "MoE layers have the dense FFN too (Arctic)"},

@@ -144,6 +144,9 @@ ModelDraft read_hf_config(const ConfigNode& node) {
   // The list of Nemotron's blocks counts where it is given.
   if (!present(r, "layers_block_type")) draft.layers.resize(at(r.integer(layers, {1, 10'000})));
   m.max_positions = hf_max_positions(r);
+  for (const char* const key :
+       {"num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers"})
+    m.draft_layers = std::max(m.draft_layers, optional(r, key, 0));
   read_by(*family.layout, r, draft);
   read_layer_types(r, draft);
   read_mlp_types(r, draft);

@@ -138,9 +138,7 @@ constexpr Names small = {"add_full_attention_sink_bias",
                          "use_moe_router_bias",
                          "use_qkv_bias",
                          "use_routing_bias"};
-constexpr Names drafts = {"mtp_num_hidden_layers",        "mtp_transformer_layers",
-                          "mtp_use_dedicated_embeddings", "num_mtp_modules",
-                          "num_nextn_predict_layers",     "use_mtp"};
+constexpr Names drafts = {"mtp_transformer_layers", "mtp_use_dedicated_embeddings", "use_mtp"};
 constexpr Names ids = {"num_hash_layers", "use_bidirectional_attention",
                        "vocab_size_per_layer_input"};
 

@@ -178,7 +178,7 @@ const Json stages{{"dp", 1}, {"tp", 8}, {"ep", 8}, {"pp", 2}};
 // Deployments that together use all that a command can say.
 std::vector<Json> deployments() {
   return {
-      with({{"speculative", speculative}, {"overlap", "two_batch"}}),
+      with({{"speculative", speculative}, {"overlap", "two_batch"}, {"model", "glm_4_5_air"}}),
       with({{"engine", {{"name", "sglang"}}},
             {"workload",
              {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 8}, {"rate", nullptr}}}}}}),
@@ -256,6 +256,14 @@ TEST_CASE("a dispatch that an engine has no flag for is a note, and others are n
                            {"placement", "linear"},
                            {"dispatch", {{"prefill", "ids_all_gather"}}}});
   CHECK_THAT(launch("vllm", whole), !Contains("has no flag for"));
+}
+
+TEST_CASE("a model without a layer that drafts is not told to draft by one") {
+  const auto vllm = [](const char* model) {
+    return launch("vllm", with({{"speculative", speculative}, {"model", model}}));
+  };
+  CHECK_THAT(vllm("glm_4_5_air"), Contains("--speculative-config") && !Contains("(MTP)"));
+  CHECK_THAT(vllm("qwen3_30b_a3b"), !Contains("--speculative-config") && Contains("(MTP)"));
 }
 
 TEST_CASE("the options of TensorRT-LLM are keys that it has") {

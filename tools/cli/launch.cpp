@@ -80,7 +80,7 @@ Server server_of(const PoolSpec& pool, const std::string& role) {
           .max_num_batched_tokens = pool.scheduler->max_num_batched_tokens(),
           .evicts = pool.scheduler->capacity_policy() == CapacityPolicy::max_utilization,
           .drafts = pool.speculation.tokens,
-          .drafts_itself = pool.speculation.has_module(),
+          .drafts_itself = pool.speculation.has_module() && pool.model.draft_layers > 0,
           .two_batches = pool.overlap.two_batch.has_value(),
           .waterfill = pool.shared_expert.draws(),
           .prefix_caching = pool.prefix_caching,
@@ -181,6 +181,11 @@ void note_common(const PoolSpec& pool, Notes& notes) {
         "experts keep their order");
   if (pool.speculation.tokens > 0 && !pool.speculation.mtp)
     notes.push_back("/speculative/draft: the model that drafts; name it by the engine's own flag");
+  if (pool.speculation.has_module() && pool.model.draft_layers == 0)
+    notes.push_back(
+        "/speculative: the model's files name no layer that drafts (MTP); name a draft model by "
+        "the "
+        "engine's own flag");
 }
 
 // Which way of tokens to their experts the commands cannot ask for.
