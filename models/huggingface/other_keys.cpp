@@ -2,7 +2,6 @@
 #include "models/huggingface/other_keys.hpp"
 
 #include <algorithm>
-#include <array>
 #include <span>
 
 #include <fmt/format.h>

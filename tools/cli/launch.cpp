@@ -183,9 +183,8 @@ void note_common(const PoolSpec& pool, Notes& notes) {
     notes.push_back("/speculative/draft: the model that drafts; name it by the engine's own flag");
   if (pool.speculation.has_module() && pool.model.draft_layers == 0)
     notes.push_back(
-        "/speculative: the model's files name no layer that drafts (MTP); name a draft model by "
-        "the "
-        "engine's own flag");
+        "/speculative: the model's files name no layer that drafts (MTP); the engine's own flag "
+        "names a model that does");
 }
 
 // Which way of tokens to their experts the commands cannot ask for.

@@ -316,8 +316,8 @@ int decoded_tokens(const Json& deployment, int sequences) {
   return sequences * (1 + (drafts == nullptr ? 0 : drafts->get<int>()));
 }
 
-// A pool of decodes alone, or any other group, with that limit on sequences.
-void limit_sequences(Json& deployment, Json& scheduling, int sequences) {
+// Sets that limit on sequences of a group; a pool of decodes alone gets room for their drafts.
+void limit_sequences(const Json& deployment, Json& scheduling, int sequences) {
   scheduling["max_num_seqs"] = sequences;
   const int tokens = decoded_tokens(deployment, sequences);
   if (scheduling.at("type") == "decode_only" && tokens > sequences)

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
 
 #include <tbb/parallel_for.h>
 
-#include "hardware/at.hpp"
 #include "tools/analysis/regimes.hpp"
 #include "tools/reproduce/measure_kinds.hpp"
 
