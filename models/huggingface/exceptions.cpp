@@ -290,7 +290,7 @@ void longcat_layers(ConfigReader& r, ModelDraft& m) {
 }
 
 void mimo_layers(ConfigReader& r, ModelDraft& m) {
-  m.model.draft_layers = 3;  // of its weights; the file has no key
+  m.model.draft_layers = 1;  // vllm/model_executor/models/mimo_v2_mtp.py; no key says so
   GroupedAttention attention = hf_grouped(r, m.model.hidden);
   attention.v_dim = optional(r, "v_head_dim", attention.head_dim);
   m.attention = mixer(attention);
@@ -402,7 +402,7 @@ void qwen_dense_layers(ConfigReader& r, ModelDraft& m) {
 // Three of four layers are linear unless layer_types says which.
 void qwen_delta_nets(ConfigReader& r, ModelDraft& m) {
   qwen_dense_layers(r, m);
-  m.model.draft_layers = 1;  // Qwen3-Next's file has no key for the one that its weights have
+  m.model.draft_layers = 1;  // vLLM's recipe of Qwen3-Next drafts by MTP; no key says so
   m.linear = mixer(hf_qwen_delta_net(r));
   const int interval = std::max(1, optional(r, "full_attention_interval", 4));
   for_layers(m, [&](int i, LayerDraft& layer) { layer.linear = (i + 1) % interval != 0; });

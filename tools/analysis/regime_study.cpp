@@ -242,6 +242,11 @@ Sweep points_of(const RegimeStudy& study) {
   return sweep;
 }
 
+void check_first(const RegimeStudy& study, const Sweep& sweep, TraceLibrary& traces) {
+  load_experiment(ConfigNode(sweep.points.front().config.at("experiment"), study.base_file),
+                  traces);
+}
+
 std::string price_regime(const Json& point, const std::filesystem::path& base_file,
                          TraceLibrary& traces) {
   const Experiment experiment =

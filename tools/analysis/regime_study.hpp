@@ -58,6 +58,8 @@ void for_each_regime(const RegimeStudy&,
                      const std::function<void(const RegimePlace&, const SweepPoint&)>&);
 /// What a sweep makes of it: the points in this order, each once.
 Sweep points_of(const RegimeStudy&);
+/// Throws ConfigError where the first point is wrong: what is wrong with all is said of that one.
+void check_first(const RegimeStudy&, const Sweep&, TraceLibrary&);
 /// Prices a point's steps, sample by sample: their times, what the busiest GPU reads of experts,
 /// and how long its policy takes to decide. Batches and traces are those of the other half than
 /// placements are fitted on where the point's placement says so ("disjoint"). Throws ConfigError,

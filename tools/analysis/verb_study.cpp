@@ -65,9 +65,7 @@ int run_regimes(const StudyOptions& options) {
       [](const Json&) {},  // placements take long: not twice
       [&](const Json& point) { return price_regime(point, study.base_file, traces); }};
   const Sweep sweep = points_of(study);
-  // What is wrong with all points is said of the first, and nothing is written.
-  load_experiment(ConfigNode(sweep.points.front().config.at("experiment"), study.base_file),
-                  traces);
+  check_first(study, sweep, traces);  // before anything is written
   ProgressBar progress("points");
   const InterruptGuard guard("the cases in flight are finished and kept; again to stop at once");
   const SweepOutcome outcome =

@@ -11,10 +11,10 @@
 
 #include <fmt/format.h>
 
+#include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "models/context_parallel.hpp"
 #include "sim/engines/serving_engine.hpp"
-#include "tools/sweep/axes.hpp"
 #include "traces/gating/presets.hpp"
 
 namespace moesim {

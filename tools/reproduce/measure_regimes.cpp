@@ -14,6 +14,7 @@ namespace {
 
 StoredSweep price_all(const RegimeStudy& study, TraceLibrary& traces) {
   const Sweep sweep = points_of(study);
+  check_first(study, sweep, traces);
   StoredSweep priced;
   priced.points.resize(sweep.points.size());
   tbb::parallel_for(std::size_t{0}, priced.points.size(), [&](std::size_t i) {
