@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "tests/support.hpp"
 
 namespace moesim::test {

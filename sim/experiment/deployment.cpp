@@ -99,6 +99,10 @@ int most_sequences(const Deployment& e, int tokens) {
   return static_cast<int>(std::max<std::int64_t>(1, most));
 }
 
+RowSource typical_rows(const Deployment& e) {
+  return {e.trace, e.prefill_trace, e.bind_odd_only, e.seed};
+}
+
 StepModel step_model(const Deployment& e) {
   std::vector<RankMemory> memories;
   for (int rank = 0; e.expert_memory && rank < e.parallel.ep; ++rank) {
@@ -106,10 +110,16 @@ StepModel step_model(const Deployment& e) {
                           expert_bytes(e.model, e.parallel, e.precision),
                           e.seed ^ static_cast<std::uint64_t>(rank));
   }
-  StepModel model{e.cluster, e.model,    e.parallel,          e.precision,    e.charges,
-                  e.overlap, e.capacity, std::move(memories), e.shared_expert};
-  if (e.locality) model.count_locality();
-  return model;
+  return StepModel({.cluster = e.cluster,
+                    .model = e.model,
+                    .plan = e.parallel,
+                    .precision = e.precision,
+                    .charges = e.charges,
+                    .overlap = e.overlap,
+                    .capacity = e.capacity,
+                    .shared_expert = e.shared_expert,
+                    .counts_locality = e.locality},
+                   std::move(memories));
 }
 
 PhaseRules rules_over(const Deployment& e, const ExpertPlacement& placement) {

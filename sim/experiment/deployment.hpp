@@ -43,6 +43,9 @@ int most_sequences(const Deployment&, int tokens);
 /// Whether KV caches keep what agents of sessions had, for the time until these are back.
 bool remembers_agents(const Deployment&);
 
+/// The rows of steps that belong to no run, drawn by its seed.
+RowSource typical_rows(const Deployment&);
+
 /// The times of its steps, as a run starts.
 StepModel step_model(const Deployment&);
 

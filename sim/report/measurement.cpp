@@ -206,7 +206,7 @@ void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) c
   if (!cost.samples.empty()) {
     ++kind.experts.steps_by_samples[cost.samples];
   } else {
-    add_layers(kind.experts, totals, cost.layers, record.tokens_of_expert, 1, now);
+    add_layers(kind.experts, totals, cost.layers, cost.tokens_of_expert, 1, now);
   }
 }
 

@@ -59,11 +59,10 @@ void ExpertLayout::forget_dummies(const StepBatch& batch,
 
 void ExpertLayout::after_step(const StepBatch& batch,
                               std::span<const std::uint32_t> request_of_range,
-                              std::span<const std::int32_t> tokens_of_expert, const RowSource& rows,
-                              Time now, StepCost& cost) {
+                              const RowSource& rows, Time now, StepCost& cost) {
   relocation_.beside(cost);
   if (recent_ || rebalancer_->watches())
-    forget_dummies(batch, request_of_range, tokens_of_expert, rows);
+    forget_dummies(batch, request_of_range, cost.tokens_of_expert, rows);
   if (recent_) recent_->add(real_tokens_);
   if (rebalancer_->watches()) {
     const StepSeen seen{steps_++,          now + to_duration(cost.total),

@@ -34,12 +34,10 @@ class ExpertLayout {
   void pass(Seconds idle);
   /// Layers whose weights have arrived take their new place.
   void switch_arrived();
-  /// A priced step of a batch began at `now`; its experts are `tokens_of_expert`, [MoE layers,
-  /// experts], and its rows of the requests named. What is decided after it, and what moves, is
-  /// part of its time.
+  /// A priced step of a batch, whose rows are of the requests named, began at `now`. What is
+  /// decided after it, and what moves, is part of its time.
   void after_step(const StepBatch&, std::span<const std::uint32_t> request_of_range,
-                  std::span<const std::int32_t> tokens_of_expert, const RowSource&, Time now,
-                  StepCost&);
+                  const RowSource&, Time now, StepCost&);
 
   /// GPUs stop: weights under way are lost. The record is good until the next ones stop.
   OutageRecord& stop(const Outage&, Time now);

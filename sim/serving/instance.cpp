@@ -537,11 +537,11 @@ void Instance::price_step(Time now) {
     take_two_terms();
   } else {
     const PhaseRules& rules = layout_.rules();
-    model_.price(batch_, rules.of(summary_.rule), layout_.placement(), rows_, cost_);
+    model_.price({batch_, rules.of(summary_.rule), layout_.placement(), rows_}, cost_);
     speculation_.clear_tally();
-    speculation_.draft(batch_, rules.of(StepKind::decode), layout_.placement(), rows_, cost_);
+    speculation_.draft({batch_, rules.of(StepKind::decode), layout_.placement(), rows_}, cost_);
     take_two_terms();
-    layout_.after_step(batch_, request_of_range_, model_.tokens_of_expert(), rows_, now, cost_);
+    layout_.after_step(batch_, request_of_range_, rows_, now, cost_);
   }
 }
 
@@ -801,9 +801,8 @@ StepRecord Instance::end_step(Time now) {
     }
   }
   drop_abandoned();
-  return {
-      number_,  summary_,    cost_, batch_,       model_.tokens_of_expert(), speculation_.tally(),
-      emitted_, milestones_, gaps_, used_blocks()};
+  return {number_,  summary_,    cost_, batch_,       speculation_.tally(),
+          emitted_, milestones_, gaps_, used_blocks()};
 }
 
 bool Instance::sent(std::uint32_t id) {

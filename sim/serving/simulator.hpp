@@ -18,40 +18,4 @@ using Progress = std::function<void(std::int64_t, std::int64_t)>;
 Report run(const Experiment&, const Progress& progress = {},
            std::span<RunObserver* const> observers = {});
 
-/// Steps alike, the first taken apart operation by operation.
-struct ExplainedStep {
-  StepSummary summary;
-  StepCost cost;                               ///< of the first
-  std::vector<ExplainedOperation> operations;  ///< of the first
-  std::vector<Seconds> totals;                 ///< of each
-};
-/// What every attention rank computes in one step.
-struct StepContent {
-  int sequences = 0;  ///< that decode a token, each with `context` tokens in the KV cache
-  int context = 0;
-  struct Prompt {
-    int tokens = 0;
-    int prefix = 0;  ///< tokens of the prompt that stand in the KV cache before
-  };
-  std::vector<Prompt> prompts{};
-};
-/// Prices `samples` steps alike: every sequence at a random place of the recording it replays,
-/// every prompt from its beginning. Without prompts a decode step, without sequences a prefill
-/// step.
-ExplainedStep explain_step(const Deployment&, const StepContent&, int samples = 1);
-/// The same with `prefill_tokens` of one prompt per rank, but for decode steps.
-ExplainedStep explain_step(const Deployment&, StepKind kind, int sequences_per_rank, int context,
-                           int prefill_tokens, int samples = 1);
-/// One such step priced by eight of its MoE layers, which stand for the others: a fraction of the
-/// time, within some per cent.
-ExplainedStep estimate_step(const Deployment&, StepKind kind, int sequences_per_rank, int context,
-                            int prefill_tokens);
-/// Explains steps of the pool that decodes.
-inline ExplainedStep explain_step(const Experiment& experiment, StepKind kind,
-                                  int sequences_per_rank, int context, int prefill_tokens,
-                                  int samples = 1) {
-  return explain_step(experiment.decode(), kind, sequences_per_rank, context, prefill_tokens,
-                      samples);
-}
-
 }  // namespace moesim

@@ -17,8 +17,13 @@ namespace {
 StepModel module_of(const Deployment& e) {
   MoeModel layer = e.model;
   layer.layers.erase(layer.layers.begin(), layer.layers.end() - 1);
-  return {e.cluster, layer,      e.parallel, e.precision,    e.charges,
-          e.overlap, dropless(), {},         e.shared_expert};
+  return StepModel({.cluster = e.cluster,
+                    .model = std::move(layer),
+                    .plan = e.parallel,
+                    .precision = e.precision,
+                    .charges = e.charges,
+                    .overlap = e.overlap,
+                    .shared_expert = e.shared_expert});
 }
 
 // What every GPU of attention computes after the step.
@@ -104,10 +109,9 @@ std::int32_t Speculation::accept(std::int32_t drafts) {
   return accepted;
 }
 
-void Speculation::draft(const StepBatch& step, const PhaseRule& rule,
-                        const ExpertPlacement& placement, const RowSource& rows, StepCost& cost) {
+void Speculation::draft(const StepInput& step, StepCost& cost) {
   std::int32_t passes = 0;
-  for (const RankStep& rank : step.ranks) {
+  for (const RankStep& rank : step.batch.ranks) {
     for (const SequenceWork& work : rank.sequences) {
       if (work.verifies) passes = std::max(passes, work.new_tokens - 1);
     }
@@ -115,7 +119,7 @@ void Speculation::draft(const StepBatch& step, const PhaseRule& rule,
   const Seconds before = cost.total;
   for (std::int32_t index = 0; index < passes; ++index) {
     if (module_) {
-      pass(index, step, rule, placement, rows, cost);
+      pass(index, step, cost);
     } else {
       follow(cost, deployment_.parallel, Part::other,
              {deployment_.speculation.draft_time, Resource::launch, {}});
@@ -126,9 +130,8 @@ void Speculation::draft(const StepBatch& step, const PhaseRule& rule,
 
 // The module's first operation projects a token's embedding and the hidden state before it to one
 // hidden state: [tokens, 2h] x [2h, h], sliced by tp. Its routing is that of the first MoE layer.
-void Speculation::pass(std::int32_t index, const StepBatch& step, const PhaseRule& rule,
-                       const ExpertPlacement& placement, const RowSource& rows, StepCost& cost) {
-  take_tokens(step, index, batch_);
+void Speculation::pass(std::int32_t index, const StepInput& step, StepCost& cost) {
+  take_tokens(step.batch, index, batch_);
   const Deployment& e = deployment_;
   std::int32_t most = 0;
   for (const RankStep& rank : batch_.ranks) most = std::max(most, rank.tokens);
@@ -138,7 +141,7 @@ void Speculation::pass(std::int32_t index, const StepBatch& step, const PhaseRul
   follow(cost, e.parallel, Part::dense_ffn, projection);
   cost.flops += projection.work.flops.value() * e.parallel.attention_gpus();
   cost.hbm_bytes += projection.work.hbm.value() * e.parallel.attention_gpus();
-  module_->price(batch_, rule, placement, rows, cost_);
+  module_->price(step.of(batch_), cost_);
   append(cost, cost_);
 }
 

@@ -17,16 +17,14 @@ class Speculation {
   /// How many of a sequence's drafts are accepted: each with the plan's rate until one is not.
   std::int32_t accept(std::int32_t drafts);
   /// Adds to a step what it took to draft the tokens that it verifies.
-  void draft(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
-             StepCost&);
+  void draft(const StepInput&, StepCost&);
 
   const SpeculationTally& tally() const { return tally_; }
   /// Before a step.
   void clear_tally() { tally_ = {}; }
 
  private:
-  void pass(std::int32_t index, const StepBatch&, const PhaseRule&, const ExpertPlacement&,
-            const RowSource&, StepCost&);
+  void pass(std::int32_t index, const StepInput&, StepCost&);
 
   const Deployment& deployment_;
   std::optional<StepModel> module_;  // of the MTP layer, if that drafts

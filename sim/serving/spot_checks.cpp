@@ -68,7 +68,7 @@ Seconds SpotChecks::price(StepKind rule, const StepBatch& batch,
                    rank, routed.rows, coverage);
     }
   }
-  model_.price(routed, deployment_.rules.of(rule), deployment_.placement, rows_, cost_);
+  model_.price({routed, deployment_.rules.of(rule), deployment_.placement, rows_}, cost_);
   return cost_.total;
 }
 

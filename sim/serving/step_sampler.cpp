@@ -110,8 +110,8 @@ const StepSample& StepSampler::price(const Key& key, std::int32_t prompt_tokens,
     batch.rows.push_back(rows_.dummy(r));
   }
   samples_.push_back(std::make_unique<StepSample>(
-      model_.sample(batch, deployment_.rules.of(key.rule), deployment_.placement, rows_,
-                    next_layers(key.tokens()))));
+      model_.sample({batch, deployment_.rules.of(key.rule), deployment_.placement, rows_,
+                     next_layers(key.tokens())})));
   samples_.back()->number = samples_.size() - 1;
   return *samples_.back();
 }

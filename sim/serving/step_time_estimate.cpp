@@ -13,21 +13,21 @@ Seconds prompt_step(const Deployment& e, StepModel& model, RowSource& rows, std:
     add_sequence(batch, rows, rows.bind(), Phase::prefill, {tokens, 0}, 0);
   }
   StepCost cost;
-  model.price(batch, e.rules.of(StepKind::prefill), e.placement, rows, cost);
+  model.price({batch, e.rules.of(StepKind::prefill), e.placement, rows}, cost);
   return cost.total;
 }
 
 }  // namespace
 
 Seconds prompt_token_time(const Deployment& e) {
-  RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+  RowSource rows = typical_rows(e);
   StepModel model = step_model(e);
   const std::int32_t tokens = std::max(1, e.scheduler->max_num_batched_tokens());
   return prompt_step(e, model, rows, tokens) / tokens;
 }
 
 StepPrice price_steps(const Deployment& e) {
-  RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+  RowSource rows = typical_rows(e);
   StepModel model = step_model(e);
   StepCost cost;
   const auto seconds = [&](std::int32_t sequences, std::int32_t context) {
@@ -40,7 +40,7 @@ StepPrice price_steps(const Deployment& e) {
         add_sequence(batch, rows, binding, Phase::decode, {1, context}, place);
       }
     }
-    model.price(batch, e.rules.of(StepKind::decode), e.placement, rows, cost);
+    model.price({batch, e.rules.of(StepKind::decode), e.placement, rows}, cost);
     return cost.total.count();
   };
   StepPrice price;

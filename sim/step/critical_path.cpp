@@ -96,29 +96,26 @@ void CriticalPath::every_rank(std::string_view name, Part part, const Cost& cost
   spend(false, cost.time);
 }
 
-void CriticalPath::collective(std::string_view name, Part part, const CollectiveCost& collective,
-                              Traffic& traffic, double copies, Occupancy holds) {
-  start_transfer(name, part, collective, traffic, copies, holds);
+void CriticalPath::collective(const Crossing& crossing) {
+  start_transfer(crossing);
   finish_transfer({});
 }
 
-void CriticalPath::start_transfer(std::string_view name, Part part,
-                                  const CollectiveCost& collective, Traffic& traffic, double copies,
-                                  Occupancy holds) {
+void CriticalPath::start_transfer(const Crossing& crossing) {
+  const auto& [name, part, cost, traffic, copies, holds] = crossing;
   finish_transfer({});
-  traffic.time += collective.time;
-  traffic.nvlink += collective.nvlink * copies;
-  traffic.network += collective.network * copies;
-  transfer_ = {part, {collective.time, collective.bound, {}, collective.evidence}, &traffic, holds};
+  traffic.time += cost.time;
+  traffic.nvlink += cost.nvlink * copies;
+  traffic.network += cost.network * copies;
+  transfer_ = {part, {cost.time, cost.bound, {}, cost.evidence}, &traffic, holds};
   if (gpu_.power) {
     // Whether it is waited for or hidden, it adds to what the GPUs draw otherwise.
-    const Watts draw = draw_of(collective, copies);
+    const Watts draw = draw_of(cost, copies);
     cost_.energy.joules[static_cast<std::size_t>(part)] +=
-        (draw - gpu_.power->idle).value() * collective.time.count() * plan_.stage_gpus();
+        (draw - gpu_.power->idle).value() * cost.time.count() * plan_.stage_gpus();
     transfer_.cost.draw = draw;
   }
-  explainer_.add(name, part, transfer_.cost,
-                 (collective.nvlink + collective.network).value() * copies);
+  explainer_.add(name, part, transfer_.cost, (cost.nvlink + cost.network).value() * copies);
 }
 
 // By the rate at which the mean GPU of the stage sends.

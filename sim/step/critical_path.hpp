@@ -39,6 +39,16 @@ class Explainer {
   std::vector<ExplainedOperation>* rows_;
 };
 
+/// A transfer between GPUs of a stage.
+struct Crossing {
+  std::string_view name;
+  Part part;
+  const CollectiveCost& cost;
+  Traffic& traffic;   ///< where its time and bytes are counted
+  double copies = 1;  ///< so many run beside each other, in multiples of this one
+  Occupancy holds{};  ///< what its kernels keep from other kernels meanwhile
+};
+
 /// Walks the layers of a step, adding up the critical path barrier by barrier.
 class CriticalPath {
  public:
@@ -51,11 +61,9 @@ class CriticalPath {
   /// Something that every GPU does for the same time, and nothing hides.
   void every_rank(std::string_view name, Part part, const Cost& cost, double link_bytes = 0);
   /// A transfer that all ranks wait for. One that is still under way ends before it.
-  void collective(std::string_view name, Part part, const CollectiveCost& collective,
-                  Traffic& traffic, double copies = 1, Occupancy holds = {});
+  void collective(const Crossing&);
   /// A transfer beside what is computed up to the next barrier, which it then must have reached.
-  void start_transfer(std::string_view name, Part part, const CollectiveCost& collective,
-                      Traffic& traffic, double copies = 1, Occupancy holds = {});
+  void start_transfer(const Crossing&);
   /// Something that was added up before, of the stage's GPUs.
   void add_sum(const StepCost&);
   /// Expert ranks work beside each other and wait for the slowest.

@@ -24,8 +24,10 @@ class StepRows {
   void read(const RowSource&, int first_layer, int last_layer);
 
   std::int64_t tokens() const { return tokens_; }
-  /// [MoE layers, experts]; a caller that prices several batches for one step may add them up.
-  std::vector<std::int32_t>& tokens_of_expert() { return tokens_of_expert_; }
+  /// [MoE layers, experts]: the step's own, in exchange for memory that the next step may use.
+  void hand_over(std::vector<std::int32_t>& tokens_of_expert) {
+    tokens_of_expert_.swap(tokens_of_expert);
+  }
   std::span<std::int32_t> tokens_of_expert(int layer) {
     return std::span(tokens_of_expert_).subspan(at(layer) * experts_, experts_);
   }

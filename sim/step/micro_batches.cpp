@@ -2,6 +2,7 @@
 #include "sim/step/micro_batches.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -16,6 +17,8 @@ std::size_t row_of(Part part) { return static_cast<std::size_t>(part); }
 void add_micro_batch(StepCost& sum, const StepCost& other) {
   add_work(sum, other);
   add_layers(sum.layers, other.layers);
+  std::ranges::transform(sum.tokens_of_expert, other.tokens_of_expert, sum.tokens_of_expert.begin(),
+                         std::plus());
   sum.samples.insert(sum.samples.end(), other.samples.begin(), other.samples.end());
 }
 

@@ -148,6 +148,8 @@ struct StepCost {
   /// MoE layers; the sums over micro-batches where there are several. Nothing where samples stand
   /// for them.
   std::vector<LayerOutcome> layers;
+  /// Tokens of each logical expert, [MoE layers, experts]. Nothing where samples stand for them.
+  std::vector<std::int32_t> tokens_of_expert;
   /// The samples whose layers stand for the step's own, one for each micro-batch; none where the
   /// step was priced exactly.
   std::vector<const StepSample*> samples;

@@ -12,11 +12,11 @@
 
 #include "hardware/at.hpp"
 #include "sim/dispatch/token_traffic.hpp"
-#include "sim/step/context_parallel.hpp"
 #include "sim/step/critical_path.hpp"
 #include "sim/step/expert_choices.hpp"
 #include "sim/step/micro_batches.hpp"
 #include "sim/step/rank_costs.hpp"
+#include "sim/step/rank_exchanges.hpp"
 #include "sim/step/routed_layer.hpp"
 
 namespace moesim {
@@ -52,80 +52,65 @@ class ExpertCosts {
 
 }  // namespace
 
+// Per-layer work of one thread.
+struct StepModel::Worker {
+  RoutedLayer routed;
+  CopyCounter counter;
+  LinkTraffic copies, selections;
+  ExpertCosts expert_costs, masked_costs;
+  std::vector<std::int32_t> shared_rank;     // of each token
+  std::vector<std::int32_t> tokens_of_slot;  // of one rank, with the shared expert behind them
+};
+
 // Memory that price() reuses from step to step.
 struct StepModel::Scratch {
-  Scratch(const ClusterSpec& cluster, const MoeModel& model, const ParallelPlan& plan,
-          const PrecisionPlan& precision)
-      : rows(model, plan), ranks(model, plan, precision, cluster.gpu) {}
+  explicit Scratch(const StepModelSpec& spec)
+      : rows(spec.model, spec.plan),
+        ranks(beside_slots(spec.model, spec.shared_expert), spec.plan, spec.precision,
+              spec.cluster.gpu),
+        backlog(at(spec.model.moe_layers())) {}
 
-  // Per-layer work of one thread.
-  struct Worker {
-    RoutedLayer routed;
-    CopyCounter counter;
-    LinkTraffic copies, selections;
-    ExpertCosts expert_costs, masked_costs;
-    std::vector<std::int32_t> shared_rank;     // of each token
-    std::vector<std::int32_t> tokens_of_slot;  // of one rank, with the shared expert behind them
-  };
   StepRows rows;
   RankPrices ranks;
-  std::vector<std::vector<DelayedSelection>> backlog;  // [moe layers]
+  std::vector<std::vector<DelayedSelection>> backlog;  // [MoE layers]
   tbb::enumerable_thread_specific<Worker> workers;
   StepCost second_half;
 };
 
 namespace {
 
-GroupedGemmShape shape_of_experts(const MoeModel& model, const ParallelPlan& plan,
-                                  const PrecisionPlan& precision, bool masked) {
-  return {.hidden = static_cast<double>(model.expert_input()),
-          .width = static_cast<double>(model.expert_width) / plan.moe_tp(),
-          .weights = precision.experts,
-          .activations = precision.activations,
+GroupedGemmShape shape_of_experts(const StepModelSpec& spec, bool masked) {
+  return {.hidden = static_cast<double>(spec.model.expert_input()),
+          .width = static_cast<double>(spec.model.expert_width) / spec.plan.moe_tp(),
+          .weights = spec.precision.experts,
+          .activations = spec.precision.activations,
           .masked = masked,
-          .experts = static_cast<double>(model.experts),
-          .top_k = static_cast<double>(model.experts_per_token),
-          .held = static_cast<double>(model.experts) / plan.ep};
+          .experts = static_cast<double>(spec.model.experts),
+          .top_k = static_cast<double>(spec.model.experts_per_token),
+          .held = static_cast<double>(spec.model.experts) / spec.plan.ep};
 }
 
 // DeepGEMM's masked layout multiplies in fp8 with scales of blocks; engines run it behind DeepEP's
 // low-latency kernels. Other formats are priced as whole layers are.
-std::optional<GroupedGemm> masked_experts(const ClusterSpec& cluster, const MoeModel& model,
-                                          const ParallelPlan& plan,
-                                          const PrecisionPlan& precision) {
-  if (precision.experts != Precision::fp8_block || precision.activations != Precision::fp8_block)
+std::optional<GroupedGemm> masked_experts(const StepModelSpec& spec) {
+  if (spec.precision.experts != Precision::fp8_block ||
+      spec.precision.activations != Precision::fp8_block)
     return std::nullopt;
-  return GroupedGemm(shape_of_experts(model, plan, precision, /*masked=*/true), cluster.gpu);
+  return GroupedGemm(shape_of_experts(spec, /*masked=*/true), spec.cluster.gpu);
 }
 
 }  // namespace
 
-StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const ParallelPlan& plan,
-                     const PrecisionPlan& precision, Charges charges, Overlap overlap,
-                     std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories,
-                     SharedExpert shared)
-    : fabric_(cluster),
-      experts_(shape_of_experts(model, plan, precision, /*masked=*/false), cluster.gpu),
-      masked_experts_(masked_experts(cluster, model, plan, precision)),
-      model_(model),
-      plan_(plan),
-      precision_(precision),
-      charges_(std::move(charges)),
-      overlap_(overlap),
-      capacity_(std::move(capacity)),
+StepModel::StepModel(StepModelSpec spec, std::vector<RankMemory> memories)
+    : spec_(std::move(spec)),
+      fabric_(spec_.cluster),
+      experts_(shape_of_experts(spec_, /*masked=*/false), spec_.cluster.gpu),
+      masked_experts_(masked_experts(spec_)),
       memories_(std::move(memories)),
-      shared_(shared),
-      priced_{0, model.moe_layers()},
-      scratch_(std::make_unique<Scratch>(cluster, beside_slots(model, shared), plan, precision)) {
-  scratch_->backlog.resize(at(model_.moe_layers()));
-}
+      scratch_(std::make_unique<Scratch>(spec_)) {}
 
 StepModel::~StepModel() = default;
 StepModel::StepModel(StepModel&&) noexcept = default;
-
-std::span<const std::int32_t> StepModel::tokens_of_expert() const {
-  return scratch_->rows.tokens_of_expert();
-}
 
 namespace {
 
@@ -150,10 +135,10 @@ void bring_copies(CriticalPath& path, const LayerOutcome& outcome) {
 // expert of six copies and more through GPUs that have one already; here its home sends all.
 CollectiveCost StepModel::bring(std::span<const StepCopy> copies,
                                 const LayerPlacement& standing) const {
-  const int gpus_of_rank = plan_.moe_tp(), first = plan_.first_expert_gpu();
-  const double bytes = expert_bytes(model_, plan_, precision_).value();
-  TrafficMatrix sent(first + plan_.expert_gpus());
-  std::vector<int> copies_from(at(plan_.ep));
+  const int gpus_of_rank = spec_.plan.moe_tp(), first = spec_.plan.first_expert_gpu();
+  const double bytes = expert_bytes(spec_.model, spec_.plan, spec_.precision).value();
+  TrafficMatrix sent(first + spec_.plan.expert_gpus());
+  std::vector<int> copies_from(at(spec_.plan.ep));
   for (const StepCopy& copy : copies) {
     const auto domain = [&](int rank) { return fabric_.domain_of(first + rank * gpus_of_rank); };
     const int from =
@@ -171,25 +156,36 @@ CollectiveCost StepModel::bring(std::span<const StepCopy> copies,
 
 // Every rank learns how many selections and tokens all ranks have, 8 bytes each (sglang#19290).
 Seconds StepModel::rank_load_gather() const {
-  return fabric_.all_reduce(plan_.ep, Bytes(16.0 * plan_.ep)).time;
+  return fabric_.all_reduce(spec_.plan.ep, Bytes(16.0 * spec_.plan.ep)).time;
 }
 
-void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
-                                const LayerPlacement& standing, std::uint64_t step,
-                                LayerOutcome& outcome) {
+// The tokens of one MoE layer after the gate. It refers to the worker's memory.
+struct StepModel::LayerRouting {
+  RoutingProblem problem;
+  const LayerPlacement& placement;           // with the copies that the step brings
+  std::span<const std::int32_t> source_gpu;  // [tokens]
+  std::span<const std::int32_t> slots;       // of every selection, where somebody asks for them
+  bool by_selection;                         // whether exchanges go by them
+  bool replicated;
+};
+
+StepModel::LayerRouting StepModel::route(int moe_layer, const StepInput& input, std::uint64_t step,
+                                         Worker& worker, LayerOutcome& outcome) {
   Scratch& s = *scratch_;
-  Scratch::Worker& worker = s.workers.local();
+  const PhaseRule& rule = input.rule;
+  const LayerPlacement& standing = input.placement[at(moe_layer)];
+  const CapacityRule& capacity = *spec_.capacity;
   const std::span<std::int32_t> tokens = s.rows.tokens_of_expert(moe_layer);
   RoutedLayer& routed = worker.routed;
 
   RoutingProblem asked{standing, tokens, moe_layer, step, {}};
   if (s.rows.has_ids()) asked.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
   outcome.capacity = {};
-  const bool limited = capacity_->limits() || rule.keep > 0;
+  const bool limited = capacity.limits() || rule.keep > 0;
   const RoutingProblem problem =
       rule.keep > 0
           ? routed.keep_active(rule.keep, asked, s.rows.source_gpu(), tokens, outcome.capacity)
-      : limited ? routed.limit(*capacity_, asked, s.rows.source_gpu(), s.backlog[at(moe_layer)],
+      : limited ? routed.limit(capacity, asked, s.rows.source_gpu(), s.backlog[at(moe_layer)],
                                tokens, outcome.capacity)
                 : asked;
   const std::span<const std::int32_t> source_gpu =
@@ -199,89 +195,112 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   for (const std::int32_t t : tokens) active += t > 0 ? 1 : 0;
   outcome.active_experts = active;
 
-  const LayerPlacement& placement = routed.placement();
   outcome.step_copies = static_cast<std::int32_t>(routed.copies().size());
   outcome.bringing = {};
   if (outcome.step_copies > 0) outcome.bringing = bring(routed.copies(), standing);
   if (rule.router->hides_copies()) outcome.bringing.time = {};
   const bool replicated = standing.slots() > standing.experts() || rule.router->step_slots() > 0;
-  outcome.routing = charges_.routing(rule.router_name, outcome.active_experts, replicated);
-  const bool by_selection =
-      rule.router->needs_token_rows() || limited || !routed.copies().empty() || shared_.draws();
+  outcome.routing = spec_.charges.routing(rule.router_name, outcome.active_experts, replicated);
+  const bool by_selection = rule.router->needs_token_rows() || limited ||
+                            !routed.copies().empty() || spec_.shared_expert.draws();
   std::span<const std::int32_t> slots;
-  if ((by_selection || counts_locality_) && s.rows.has_ids())
+  if ((by_selection || spec_.counts_locality) && s.rows.has_ids())
     slots = routed.slot_of_selection(*rule.router, problem);
   outcome.locality = {};
-  if (counts_locality_ && plan_.exchanges()) {
-    outcome.locality = locality(placement, slots, problem.rows.source_rank,
-                                std::max(1, fabric_.cluster().scale_up_domain / plan_.moe_tp()));
+  if (spec_.counts_locality && spec_.plan.exchanges()) {
+    outcome.locality =
+        locality(routed.placement(), slots, problem.rows.source_rank,
+                 std::max(1, fabric_.cluster().scale_up_domain / spec_.plan.moe_tp()));
   }
+  return {problem, routed.placement(), source_gpu, slots, by_selection, replicated};
+}
 
-  outcome.shared_tokens.assign(shared_.is_slot() ? at(plan_.ep) : 0, 0);
-  if (shared_.draws()) {
-    waterfill(shared_, problem, placement, slots, outcome.load.tokens, worker.shared_rank);
+// Where the shared expert is a slot: whose tokens each rank computes.
+void StepModel::place_shared(const LayerRouting& routing, Worker& worker,
+                             LayerOutcome& outcome) const {
+  const SharedExpert& shared = spec_.shared_expert;
+  outcome.shared_tokens.assign(shared.is_slot() ? at(spec_.plan.ep) : 0, 0);
+  if (shared.draws()) {
+    waterfill(shared, routing.problem, routing.placement, routing.slots, outcome.load.tokens,
+              worker.shared_rank);
     for (const std::int32_t rank : worker.shared_rank) ++outcome.shared_tokens[at(rank)];
     outcome.routing += rank_load_gather();
-  } else if (shared_.is_slot()) {
-    for (const std::int32_t rank : s.rows.source_rank()) ++outcome.shared_tokens[at(rank)];
+  } else if (shared.is_slot()) {
+    for (const std::int32_t rank : scratch_->rows.source_rank()) ++outcome.shared_tokens[at(rank)];
   }
+}
 
-  outcome.exchange = {};
-  if (plan_.exchanges()) {
-    const bool global = rule.router->needs_global_counts();
-    DispatchProblem exchange{
-        fabric_, s.rows.tokens_of_gpu(), static_cast<double>(model_.expert_input()),
-        static_cast<double>(model_.experts_per_token), static_cast<double>(model_.experts)};
-    exchange.needs_global_counts = global;
-    exchange.between_sides = plan_.afd();
-    if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
-    const int domain = fabric_.cluster().scale_up_domain;
-    const auto count = [&](CopyRule copies, LinkTraffic& traffic) {
-      const CopyPaths paths{copies, domain, plan_.moe_tp(), plan_.first_expert_gpu()};
-      if (by_selection) {
-        worker.counter.count(placement, slots, source_gpu, paths, traffic);
-      } else {
-        worker.counter.count(placement, routed.tokens_of_slot(), outcome.active_experts,
-                             problem.rows.ids, source_gpu, paths, traffic);
-      }
-      return &traffic;
-    };
-    if (rule.dispatch->needs_copies()) {
-      exchange.copies = count(CopyRule::per_gpu, worker.copies);
-    }
-    if (rule.dispatch->needs_selections()) {
-      exchange.selections = count(CopyRule::per_selection, worker.selections);
-      for (std::size_t token = 0; shared_.draws() && token < source_gpu.size(); ++token)
-        worker.selections.add(source_gpu[token], worker.shared_rank[token], 1);
-    }
-    outcome.exchange = rule.dispatch->exchange(exchange);
-    if (plan_.afd()) {
-      rest_on_no_measurement(outcome.exchange.dispatch);
-      rest_on_no_measurement(outcome.exchange.combine);
-    }
-    outcome.routing += outcome.exchange.top_k;
-  } else if (plan_.stage_gpus() > 1) {
+// How a layer's tokens travel to their experts and back.
+Exchange StepModel::exchange(const PhaseRule& rule, const LayerRouting& routing, Worker& worker,
+                             std::int32_t active) const {
+  const ParallelPlan& plan = spec_.plan;
+  const StepRows& rows = scratch_->rows;
+  Exchange exchange;
+  if (!plan.exchanges()) {
     // All GPUs of the one attention rank hold every token: nothing to dispatch, partial sums are
     // reduced.
-    outcome.exchange.combine = fabric_.all_reduce(
-        plan_.stage_gpus(), Bytes(static_cast<double>(s.rows.tokens()) * model_.hidden * 2));
+    if (plan.stage_gpus() > 1) {
+      exchange.combine = fabric_.all_reduce(
+          plan.stage_gpus(), Bytes(static_cast<double>(rows.tokens()) * spec_.model.hidden * 2));
+    }
+    return exchange;
   }
+  const bool global = rule.router->needs_global_counts();
+  DispatchProblem problem{
+      fabric_, rows.tokens_of_gpu(), static_cast<double>(spec_.model.expert_input()),
+      static_cast<double>(spec_.model.experts_per_token), static_cast<double>(spec_.model.experts)};
+  problem.needs_global_counts = global;
+  problem.between_sides = plan.afd();
+  if (global && routing.replicated) problem.top_k_of_all_tokens = spec_.charges.top_k_of_all_tokens;
+  const int domain = fabric_.cluster().scale_up_domain;
+  const auto count = [&](CopyRule copies, LinkTraffic& traffic) {
+    const CopyPaths paths{copies, domain, plan.moe_tp(), plan.first_expert_gpu()};
+    if (routing.by_selection) {
+      worker.counter.count(routing.placement, routing.slots, routing.source_gpu, paths, traffic);
+    } else {
+      worker.counter.count(routing.placement, worker.routed.tokens_of_slot(), active,
+                           routing.problem.rows.ids, routing.source_gpu, paths, traffic);
+    }
+    return &traffic;
+  };
+  if (rule.dispatch->needs_copies()) {
+    problem.copies = count(CopyRule::per_gpu, worker.copies);
+  }
+  if (rule.dispatch->needs_selections()) {
+    problem.selections = count(CopyRule::per_selection, worker.selections);
+    if (spec_.shared_expert.draws()) {
+      for (std::size_t token = 0; token < routing.source_gpu.size(); ++token)
+        worker.selections.add(routing.source_gpu[token], worker.shared_rank[token], 1);
+    }
+  }
+  exchange = rule.dispatch->exchange(problem);
+  if (plan.afd()) {
+    rest_on_no_measurement(exchange.dispatch);
+    rest_on_no_measurement(exchange.combine);
+  }
+  return exchange;
+}
 
+// What every EP rank's grouped GEMMs take.
+void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
+                              LayerOutcome& outcome) const {
+  const int ranks = spec_.plan.ep;
   const bool masked = outcome.exchange.by_expert && masked_experts_;
   const GroupedGemm& experts = masked ? *masked_experts_ : experts_;
   ExpertCosts& costs = masked ? worker.masked_costs : worker.expert_costs;
   // Tables were measured with all tokens of the group at hand. A roofline knows of exchanges that
   // bring a GPU no others than its own experts'.
-  const bool held = plan_.dp == 1 || outcome.exchange.gathered || fabric_.cluster().gpu.tables;
-  outcome.tokens_held = held ? s.rows.tokens() : 0;
-  outcome.experts.resize(at(plan_.ep));
+  const bool held = spec_.plan.dp == 1 || outcome.exchange.gathered || fabric_.cluster().gpu.tables;
+  outcome.tokens_held = held ? scratch_->rows.tokens() : 0;
+  outcome.experts.resize(at(ranks));
   outcome.useful_rows = outcome.padded_rows = 0;
-  for (int rank = 0; rank < plan_.ep; ++rank) {
-    const auto first = at(placement.first_slot(rank));
+  const std::vector<std::int32_t>& tokens_of_slot = worker.routed.tokens_of_slot();
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto first = at(routing.placement.first_slot(rank));
     std::span<const std::int32_t> of_rank =
-        std::span<const std::int32_t>(routed.tokens_of_slot())
-            .subspan(first, at(placement.first_slot(rank + 1)) - first);
-    if (shared_.is_slot()) {
+        std::span(tokens_of_slot)
+            .subspan(first, at(routing.placement.first_slot(rank + 1)) - first);
+    if (spec_.shared_expert.is_slot()) {
       worker.tokens_of_slot.assign(of_rank.begin(), of_rank.end());
       worker.tokens_of_slot.push_back(outcome.shared_tokens[at(rank)]);
       of_rank = worker.tokens_of_slot;
@@ -293,7 +312,17 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     outcome.useful_rows += rows.tokens;
     outcome.padded_rows += rows.padded;
   }
-  if (!memories_.empty()) outcome.tokens_of_slot = routed.tokens_of_slot();
+  if (!memories_.empty()) outcome.tokens_of_slot = tokens_of_slot;
+}
+
+void StepModel::price_layer(int moe_layer, const StepInput& input, std::uint64_t step,
+                            LayerOutcome& outcome) {
+  Worker& worker = scratch_->workers.local();
+  const LayerRouting routing = route(moe_layer, input, step, worker, outcome);
+  place_shared(routing, worker, outcome);
+  outcome.exchange = exchange(input.rule, routing, worker, outcome.active_experts);
+  outcome.routing += outcome.exchange.top_k;
+  price_experts(routing, worker, outcome);
 }
 
 // Adds the waiting for weights to the experts' times. Called layer by layer in order of time: `now`
@@ -311,7 +340,7 @@ void StepModel::wait_for_experts(int moe_layer, Time now, const ExpertPlacement&
     return experts_.cost(experts_.rows(tokens), held).time;
   };
   const Seconds in_hbm = longest();
-  for (int rank = 0; rank < plan_.ep; ++rank) {
+  for (int rank = 0; rank < spec_.plan.ep; ++rank) {
     const auto tokens_of = [&](int layer) {
       const LayerPlacement& placement = placements[at(layer)];
       const auto first = at(placement.first_slot(rank));
@@ -372,175 +401,145 @@ std::vector<StepBatch> parts_with_tokens(const StepBatch& batch, int count) {
 
 }  // namespace
 
-// `price` gives the cost of a micro-batch: the `number`th, whose tokens per expert it leaves in the
-// scratch.
-template <class PricePart>
-std::vector<StepCost> StepModel::price_parts(std::span<const StepBatch> parts, PricePart&& price) {
-  std::vector<StepCost> costs;
-  std::vector<std::int32_t>& of_part = scratch_->rows.tokens_of_expert();
-  std::vector<std::int32_t> tokens;
-  for (const StepBatch& part : parts) {
-    price(part, costs.size(), costs.emplace_back());
-    if (!costs.back().samples.empty()) continue;
-    tokens.resize(of_part.size());
-    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += of_part[i];
+StepCost StepModel::price_pipeline(const StepBatch& batch, const PricePass& price) const {
+  const std::vector<StepBatch> parts = parts_with_tokens(batch, spec_.plan.pp);
+  std::vector<StepCost> costs(parts.size());
+  std::vector<std::vector<CollectiveCost>> hops(parts.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    price(parts[i], {.number = static_cast<int>(i)}, costs[i]);
+    for (int stage = 0; stage < spec_.plan.pp; ++stage) hops[i].push_back(hop(parts[i], stage));
   }
-  of_part = std::move(tokens);
-  return costs;
-}
-
-template <class PricePart>
-StepCost StepModel::price_pipeline(const StepBatch& batch, PricePart&& price) {
-  const std::vector<StepBatch> parts = parts_with_tokens(batch, plan_.pp);
-  const std::vector<StepCost> costs = price_parts(parts, price);
-  std::vector<std::vector<CollectiveCost>> hops;
-  for (const StepBatch& part : parts) {
-    auto& hops_of_part = hops.emplace_back();
-    for (int stage = 0; stage < plan_.pp; ++stage) hops_of_part.push_back(hop(part, stage));
-  }
-  return join_pipeline(costs, hops, plan_);
+  return join_pipeline(costs, hops, spec_.plan);
 }
 
 // The host begins a step once, and no micro-batch hides that: it is charged with the last one.
-template <class PricePart>
-StepCost StepModel::price_afd(const StepBatch& batch, PricePart&& price) {
-  const std::vector<StepBatch> parts = parts_with_tokens(batch, plan_.micro_batches);
-  const auto pass_of = [&](std::size_t number) {
-    return number + 1 == parts.size() ? Pass::first_part : Pass::later_part;
-  };
-  return join_afd(
-      price_parts(parts, [&](const StepBatch& part, std::size_t number,
-                             StepCost& cost) { price(part, number, pass_of(number), cost); }),
-      plan_);
-}
-
-void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
-                      const ExpertPlacement& placements, const RowSource& rows, StepCost& result,
-                      std::vector<ExplainedOperation>* explain) {
-  if (explain != nullptr) explain->clear();
-  if (plan_.pp > 1) {
-    const auto price = [&](const StepBatch& part, std::size_t number, StepCost& cost) {
-      price_batch(part, rule, placements, rows, steps_ + number, cost, explain);
-    };
-    result = price_pipeline(batch, price);
-    if (explain != nullptr) explain_pipeline(result, plan_.pp, *explain);
-  } else if (plan_.afd()) {
-    result =
-        price_afd(batch, [&](const StepBatch& part, std::size_t number, Pass pass, StepCost& cost) {
-          price_layers_of(part, rule, placements, rows, steps_ + number, cost);
-          add_up(part, &placements, cost, explain, pass);
-        });
-  } else if (splits(batch)) {
-    price_two_batches(
-        batch,
-        [&](const StepBatch& half, bool first, StepCost& cost) {
-          price_layers_of(half, rule, placements, rows, steps_ + (first ? 0 : 1), cost);
-          add_up(half, &placements, cost, explain, first ? Pass::first_part : Pass::later_part);
-        },
-        result);
-  } else {
-    price_batch(batch, rule, placements, rows, steps_, result, explain);
+StepCost StepModel::price_afd(const StepBatch& batch, const PricePass& price) const {
+  const std::vector<StepBatch> parts = parts_with_tokens(batch, spec_.plan.micro_batches);
+  std::vector<StepCost> costs(parts.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    price(parts[i],
+          {.number = static_cast<int>(i), .whole = false, .begins = i + 1 == parts.size()},
+          costs[i]);
   }
-  steps_ += static_cast<std::uint64_t>(std::max({2, plan_.pp, plan_.micro_batches}));
+  return join_afd(costs, spec_.plan);
 }
 
 bool StepModel::splits(const StepBatch& batch) const {
-  return overlap_.two_batch && worth_two_batches(batch, *overlap_.two_batch);
+  return spec_.overlap.two_batch && worth_two_batches(batch, *spec_.overlap.two_batch);
 }
 
-// `price` gives the cost of a half, whose tokens per expert it leaves in the scratch.
-template <class PricePart>
-void StepModel::price_two_batches(const StepBatch& batch, PricePart&& price, StepCost& result) {
-  const std::vector<StepBatch> two = micro_batches(batch, 2);
-  price(two[0], true, result);
-  std::vector<std::int32_t>& tokens = scratch_->rows.tokens_of_expert();
-  const std::vector<std::int32_t> of_first =
-      result.samples.empty() ? tokens : std::vector<std::int32_t>();
-  price(two[1], false, scratch_->second_half);
-  for (std::size_t i = 0; i < of_first.size(); ++i) tokens[i] += of_first[i];
-  join_interleaved(result, scratch_->second_half);
+void StepModel::price_passes(const StepBatch& batch, const PricePass& price, StepCost& result) {
+  if (spec_.plan.pp > 1) {
+    result = price_pipeline(batch, price);
+  } else if (spec_.plan.afd()) {
+    result = price_afd(batch, price);
+  } else if (splits(batch)) {
+    const std::vector<StepBatch> two = micro_batches(batch, 2);
+    price(two[0], {.number = 0, .whole = false}, result);
+    price(two[1], {.number = 1, .whole = false, .begins = false}, scratch_->second_half);
+    join_interleaved(result, scratch_->second_half);
+  } else {
+    price(batch, {}, result);
+  }
+}
+
+void StepModel::price(const StepInput& input, StepCost& result,
+                      std::vector<ExplainedOperation>* explain) {
+  if (explain != nullptr) explain->clear();
+  WaitForExperts wait;
+  const auto price_pass = [&](const StepBatch& part, Pass pass, StepCost& cost) {
+    price_layers(input.of(part), steps_ + static_cast<std::uint64_t>(pass.number), cost);
+    if (!memories_.empty()) {
+      wait = [&](int moe_layer, Time now) {
+        wait_for_experts(moe_layer, now, input.placement, cost);
+      };
+    }
+    add_up(part, pass, cost, explain, wait);
+  };
+  price_passes(input.batch, price_pass, result);
+  if (explain != nullptr && spec_.plan.pp > 1) explain_pipeline(result, spec_.plan.pp, *explain);
+  steps_ += static_cast<std::uint64_t>(std::max({2, spec_.plan.pp, spec_.plan.micro_batches}));
+}
+
+void StepModel::price(const StepBatch& batch, const Draw& draw, StepCost& result) {
+  const auto price_pass = [&](const StepBatch& part, Pass pass, StepCost& cost) {
+    cost.layers.clear();
+    cost.tokens_of_expert.clear();
+    cost.samples.assign(1, &draw(part));
+    add_up(part, pass, cost, nullptr);
+  };
+  price_passes(batch, price_pass, result);
 }
 
 // The hidden states and the residual travel from a stage to the next, bf16, sliced by tp (vLLM
 // v0.11, GPUModelRunner with pipeline parallelism); the sampled ids travel from the last to the
 // first.
 CollectiveCost StepModel::hop(const StepBatch& batch, int stage) const {
-  const bool last = stage == plan_.pp - 1;
+  const bool last = stage == spec_.plan.pp - 1;
   double bytes = 0;
   for (const RankStep& rank : batch.ranks) {
-    bytes = std::max(bytes, last ? 4.0 * rank.sampled : 2.0 * 2 * rank.tokens * model_.hidden);
+    bytes = std::max(bytes, last ? 4.0 * rank.sampled : 2.0 * 2 * rank.tokens * spec_.model.hidden);
   }
-  const int gpus = plan_.stage_gpus();
+  const int gpus = spec_.plan.stage_gpus();
   const int next = last ? 0 : (stage + 1) * gpus;
-  return fabric_.send(stage * gpus, next, Bytes(bytes / (last ? 1 : plan_.tp)));
-}
-
-void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
-                            const ExpertPlacement& placements, const RowSource& rows,
-                            std::uint64_t step, StepCost& result,
-                            std::vector<ExplainedOperation>* explain) {
-  price_layers_of(batch, rule, placements, rows, step, result);
-  add_up(batch, &placements, result, explain);
+  return fabric_.send(stage * gpus, next, Bytes(bytes / (last ? 1 : spec_.plan.tp)));
 }
 
 // The MoE layers of a batch; those that are not priced take the costs of others.
-void StepModel::price_layers_of(const StepBatch& batch, const PhaseRule& rule,
-                                const ExpertPlacement& placements, const RowSource& rows,
-                                std::uint64_t step, StepCost& result) {
-  result.layers.resize(at(model_.moe_layers()));
-  price_layers(batch, rule, placements, rows, step, priced_, result.layers);
-  for (int layer = 0; layer < model_.moe_layers(); ++layer) {
-    const int priced = priced_.standing_for(layer);
+void StepModel::price_layers(const StepInput& input, std::uint64_t step, StepCost& result) {
+  const PhaseRule& rule = input.rule;
+  StepRows& rows = scratch_->rows;
+  const int all = spec_.model.moe_layers();
+  const LayerRange range = input.layers.value_or(LayerRange{0, all});
+  const int layers = range.end - range.first;
+  result.samples.clear();
+  result.layers.resize(at(all));
+  const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
+  rows.start(input.batch, range.first, range.end,
+             spec_.capacity->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
+                 spec_.shared_expert.draws() ||
+                 (spec_.plan.exchanges() && (follows_copies || spec_.counts_locality)));
+  const auto price = [&](int first, int last) {
+    rows.read(input.rows, first, last);
+    for (int layer = first; layer < last; ++layer)
+      price_layer(layer, input, step, result.layers[at(layer)]);
+  };
+  if (rows.tokens() * spec_.model.experts_per_token * layers < ids_worth_threads) {
+    price(range.first, range.end);
+  } else {
+    const auto threads = static_cast<int>(
+        tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+    const int parts = std::min(layers, threads);
+    // TBB sees to it that the parts come after what was done until here, but out of
+    // ThreadSanitizer's sight, which would report everything that they read.
+    std::atomic<bool> begun = false;
+    begun.store(true, std::memory_order_release);
+    tbb::parallel_for(0, parts, [&](int part) {
+      check(begun.load(std::memory_order_acquire), "a step's parts began before it did");
+      price(range.first + layers * part / parts, range.first + layers * (part + 1) / parts);
+    });
+  }
+  rows.hand_over(result.tokens_of_expert);
+  for (int layer = 0; layer < all; ++layer) {
+    const int priced = range.standing_for(layer);
     if (priced != layer) result.layers[at(layer)] = result.layers[at(priced)];
   }
-  result.samples.clear();
 }
 
-void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
-                             const ExpertPlacement& placements, const RowSource& rows,
-                             std::uint64_t step, LayerRange range,
-                             std::vector<LayerOutcome>& outcomes) {
-  Scratch& s = *scratch_;
-  const int layers = range.end - range.first;
-  const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
-  s.rows.start(batch, range.first, range.end,
-               capacity_->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
-                   shared_.draws() || (plan_.exchanges() && (follows_copies || counts_locality_)));
-  const auto price = [&](int first, int last) {
-    s.rows.read(rows, first, last);
-    for (int layer = first; layer < last; ++layer) {
-      price_moe_layer(layer, rule, placements[at(layer)], step, outcomes[at(layer)]);
-    }
-  };
-  if (s.rows.tokens() * model_.experts_per_token * layers < ids_worth_threads) {
-    price(range.first, range.end);
-    return;
-  }
-  const auto threads = static_cast<int>(
-      tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
-  const int parts = std::min(layers, threads);
-  // TBB sees to it that the parts come after what was done until here, but out of ThreadSanitizer's
-  // sight, which would report everything that they read.
-  std::atomic<bool> begun = false;
-  begun.store(true, std::memory_order_release);
-  tbb::parallel_for(0, parts, [&](int part) {
-    check(begun.load(std::memory_order_acquire), "a step's parts began before it did");
-    price(range.first + layers * part / parts, range.first + layers * (part + 1) / parts);
-  });
-}
-
-StepSample StepModel::sample(const StepBatch& batch, const PhaseRule& rule,
-                             const ExpertPlacement& placements, const RowSource& rows,
-                             LayerRange priced) {
-  std::vector<LayerOutcome> layers(at(model_.moe_layers()));
-  price_layers(batch, rule, placements, rows, steps_, priced, layers);
+StepSample StepModel::sample(const StepInput& input) {
+  const int all = spec_.model.moe_layers();
+  const LayerRange priced = input.layers.value_or(LayerRange{0, all});
+  StepCost cost;
+  price_layers(input, steps_, cost);
   steps_ += 2;
-  StepSample result{.moe_layers = model_.moe_layers(), .priced = priced};
-  result.layers_priced.assign(std::make_move_iterator(layers.begin() + priced.first),
-                              std::make_move_iterator(layers.begin() + priced.end));
-  const auto experts = at(model_.experts);
-  const auto tokens = tokens_of_expert().subspan(at(priced.first) * experts,
-                                                 at(priced.end - priced.first) * experts);
+  StepSample result{.moe_layers = all, .priced = priced};
+  const auto layers =
+      std::span(cost.layers).subspan(at(priced.first), at(priced.end - priced.first));
+  result.layers_priced.assign(std::make_move_iterator(layers.begin()),
+                              std::make_move_iterator(layers.end()));
+  const auto experts = at(spec_.model.experts);
+  const auto tokens =
+      std::span(cost.tokens_of_expert).subspan(at(priced.first) * experts, layers.size() * experts);
   result.tokens_of_priced.assign(tokens.begin(), tokens.end());
   sum_up(result);
   return result;
@@ -548,65 +547,30 @@ StepSample StepModel::sample(const StepBatch& batch, const PhaseRule& rule,
 
 // What the layers of a sample take if each waits for the one before.
 void StepModel::sum_up(StepSample& sample) const {
-  const auto layers = static_cast<int>(model_.layers.size());
-  sample.stages.resize(at(plan_.pp));
+  const auto layers = static_cast<int>(spec_.model.layers.size());
+  sample.stages.resize(at(spec_.plan.pp));
   std::vector<CriticalPath> paths;
   paths.reserve(sample.stages.size());
   for (StepCost& stage : sample.stages) {
-    stage.idle.assign(at(plan_.stage_gpus()), 0.0);
-    paths.emplace_back(plan_, fabric_.cluster().gpu, stage, Explainer(nullptr));
+    stage.idle.assign(at(spec_.plan.stage_gpus()), 0.0);
+    paths.emplace_back(spec_.plan, fabric_.cluster().gpu, stage, Explainer(nullptr));
   }
   int moe_layer = 0;
   for (int l = 0; l < layers; ++l) {
-    if (!model_.layers[at(l)].moe) continue;
+    if (!spec_.model.layers[at(l)].moe) continue;
     const LayerOutcome& layer = sample.layer(moe_layer++);
-    const auto number = at(plan_.stage_of(l, layers));
+    const auto number = at(spec_.plan.stage_of(l, layers));
     StepCost& stage = sample.stages[number];
     CriticalPath& path = paths[number];
     path.every_rank("token_routing", Part::token_routing, {layer.routing, Resource::launch, {}});
     bring_copies(path, layer);
-    path.collective("dispatch", Part::dispatch, layer.exchange.dispatch, stage.dispatch);
+    path.collective({"dispatch", Part::dispatch, layer.exchange.dispatch, stage.dispatch});
     path.experts(layer.experts);
-    path.collective("combine", Part::combine, layer.exchange.combine, stage.combine);
+    path.collective({"combine", Part::combine, layer.exchange.combine, stage.combine});
     const TokenBalance balance = token_balance({&layer, 1});
     sample.balance.max_tokens += balance.max_tokens;
     sample.balance.mean_tokens += balance.mean_tokens;
   }
-}
-
-void StepModel::price(const StepBatch& batch, const Draw& draw, StepCost& result) {
-  const auto price_pass = [&](const StepBatch& part, Pass pass, StepCost& cost) {
-    cost.layers.clear();
-    cost.samples.assign(1, &draw(part));
-    add_up(part, nullptr, cost, nullptr, pass);
-  };
-  if (plan_.pp > 1) {
-    result = price_pipeline(batch, [&](const StepBatch& part, std::size_t, StepCost& cost) {
-      price_pass(part, Pass::first_part, cost);
-    });
-  } else if (plan_.afd()) {
-    result = price_afd(batch, [&](const StepBatch& part, std::size_t, Pass pass, StepCost& cost) {
-      price_pass(part, pass, cost);
-    });
-  } else if (splits(batch)) {
-    price_two_batches(
-        batch,
-        [&](const StepBatch& half, bool first, StepCost& cost) {
-          price_pass(half, first ? Pass::first_part : Pass::later_part, cost);
-        },
-        result);
-  } else {
-    price_pass(batch, Pass::step, result);
-  }
-}
-
-// Every GPU of a tensor-parallel group has the logits of its share of the vocabulary, in bf16, and
-// needs all of them to sample (vLLM, LogitsProcessor; SGLang, logits_processor.py).
-CollectiveCost StepModel::logits_gather(const StepBatch& batch) const {
-  double sampled = 0;
-  for (const RankStep& rank : batch.ranks) sampled = std::max(sampled, double(rank.sampled));
-  const std::vector<double> slices(at(plan_.tp), 2.0 * sampled * model_.vocabulary / plan_.tp);
-  return fabric_.all_gather(slices);
 }
 
 namespace {
@@ -630,13 +594,13 @@ void StepModel::charge_host(const StepBatch& batch, int layers, bool begins, Cri
     path.every_rank(name, Part::other, {time, Resource::launch, {}});
   };
   // With AFD each layer has its own.
-  if (!plan_.afd()) charge("kernel_gaps", charges_.per_layer * layers);
-  const Seconds launches = charges_.eager_layer * layers;
-  if (launches > result.total && is_eager(batch, charges_.graph_tokens)) {
+  if (!spec_.plan.afd()) charge("kernel_gaps", spec_.charges.per_layer * layers);
+  const Seconds launches = spec_.charges.eager_layer * layers;
+  if (launches > result.total && is_eager(batch, spec_.charges.graph_tokens)) {
     charge("eager_launches", launches - result.total);
   }
-  charge("host_overhead", (begins ? charges_.host_overhead : Seconds{}) +
-                              charges_.per_sequence * static_cast<double>(sequences));
+  charge("host_overhead", (begins ? spec_.charges.host_overhead : Seconds{}) +
+                              spec_.charges.per_sequence * static_cast<double>(sequences));
 }
 
 // Begins a sum with nothing.
@@ -649,33 +613,39 @@ void StepModel::start_sum(StepCost& result) const {
   result.by_evidence = {};
   result.dispatch = result.combine = result.all_reduce = {};
   result.expert_memory = {};
-  result.idle.assign(at(plan_.gpus()), 0.0);
+  result.idle.assign(at(spec_.plan.gpus()), 0.0);
   result.flops = result.hbm_bytes = 0;
   result.energy = {};
 }
 
-// A MoE layer whose experts are on attention's GPUs. `wait` is called when tokens have arrived.
-template <class Wait>
-void StepModel::pass_experts(const LayerOutcome& outcome, const RankCosts& shared_experts,
-                             CriticalPath& path, StepCost& result, Wait&& wait) const {
-  const Exchange& exchange = outcome.exchange;
-  if (overlap_.shared_expert) {
-    path.start_transfer("dispatch", Part::dispatch, exchange.dispatch, result.dispatch, 1,
-                        exchange.dispatch_holds);
-    path.add(shared_experts);
-    path.barrier();
-  } else {
-    path.collective("dispatch", Part::dispatch, exchange.dispatch, result.dispatch, 1,
-                    exchange.dispatch_holds);
+// A MoE layer whose experts are on attention's GPUs, up to where its tokens have arrived.
+void StepModel::send_tokens(const Exchange& exchange, const RankCosts& shared_experts,
+                            CriticalPath& path, StepCost& result) const {
+  const Crossing dispatch{"dispatch", Part::dispatch,         exchange.dispatch, result.dispatch,
+                          1,          exchange.dispatch_holds};
+  if (!spec_.overlap.shared_expert) {
+    path.collective(dispatch);
+    return;
   }
-  wait();
+  path.start_transfer(dispatch);
+  path.add(shared_experts);
+  path.barrier();
+}
+
+// From there on.
+void StepModel::run_experts(const LayerOutcome& outcome, CriticalPath& path,
+                            StepCost& result) const {
   path.experts(outcome.experts);
-  if (overlap_.combine_attention) {
-    path.start_transfer("combine", Part::combine, exchange.combine, result.combine, 1,
-                        exchange.combine_holds);
+  const Crossing combine{"combine",
+                         Part::combine,
+                         outcome.exchange.combine,
+                         result.combine,
+                         1,
+                         outcome.exchange.combine_holds};
+  if (spec_.overlap.combine_attention) {
+    path.start_transfer(combine);
   } else {
-    path.collective("combine", Part::combine, exchange.combine, result.combine, 1,
-                    exchange.combine_holds);
+    path.collective(combine);
   }
 }
 
@@ -687,147 +657,83 @@ void StepModel::pass_other_side(const LayerOutcome& outcome, const RankCosts& sh
   const auto lap = [&] { return result.total - std::exchange(passed, result.total); };
   AfdRound round;
   round.attention = lap();
-  if (overlap_.shared_expert) {
+  if (spec_.overlap.shared_expert) {
     path.add(shared_experts);
     path.barrier();
   }
   round.beside = lap();
-  path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
+  path.collective({"dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch});
   round.dispatch = lap();
   path.experts(outcome.experts);
   round.ffn = lap();
-  path.collective("combine", Part::combine, outcome.exchange.combine, result.combine);
+  path.collective({"combine", Part::combine, outcome.exchange.combine, result.combine});
   round.combine = lap();
   result.chain.rounds.push_back(round);
 }
 
 // The step's time from what its MoE layers took and what every rank computes by itself.
-void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements, StepCost& result,
-                       std::vector<ExplainedOperation>* explain, Pass pass) {
+void StepModel::add_up(const StepBatch& batch, Pass pass, StepCost& result,
+                       std::vector<ExplainedOperation>* explain, const WaitForExperts& wait) {
+  const ParallelPlan& plan = spec_.plan;
   RankPrices& ranks = scratch_->ranks;
   ranks.price(batch);
-  std::int32_t most_tokens = 0;
-  std::int64_t all_tokens = 0;
-  for (const RankStep& rank : batch.ranks) {
-    most_tokens = std::max(most_tokens, rank.tokens);
-    all_tokens += rank.tokens;
-  }
-
   // A sample's MoE layers are added up already, if nothing runs beside them.
   const StepSample* const sample = result.samples.empty() ? nullptr : result.samples.front();
-  const bool summed = sample != nullptr && (pass == Pass::step || plan_.pp > 1) &&
-                      !overlap_.shared_expert && !overlap_.combine_attention && !plan_.afd();
+  const bool summed = sample != nullptr && (pass.whole || plan.pp > 1) &&
+                      !spec_.overlap.shared_expert && !spec_.overlap.combine_attention &&
+                      !plan.afd();
   start_sum(result);
-  CriticalPath path(plan_, fabric_.cluster().gpu, result, Explainer(explain));
-  // The ranks' tensor-parallel groups reduce side by side, each by itself, so the largest sets the
-  // time.
-  const double activations = double{2} * most_tokens * model_.hidden;
-  const CollectiveCost all_reduce = fabric_.all_reduce(plan_.tp, Bytes(activations));
-  const std::vector<double> slices(at(plan_.tp), activations / plan_.tp);
-  const CollectiveCost all_gather = fabric_.all_gather(slices);
-  // Norms of queries and of keys, in fp32.
-  const bool sums_squares = ranks.any_joint_norm() && plan_.tp > 1 && fabric_.cluster().gpu.tables;
-  const CollectiveCost squares =
-      sums_squares ? fabric_.all_reduce(plan_.tp, Bytes(8.0 * most_tokens)) : CollectiveCost{};
-  // What all groups move together, in multiples of what the largest does.
-  const double groups = static_cast<double>(all_tokens) / most_tokens;
-  // After a dispatch every GPU holds its share of the rank's tokens again, and partial sums of what
-  // is sliced by tp.
-  const auto rejoin = [&] {
-    if (plan_.tp == 1 || !plan_.exchanges()) return;
-    const bool sliced = model_.shared_width > 0 || model_.dense_residual;
-    path.collective(sliced ? "tp_all_reduce" : "tp_all_gather", Part::all_reduce,
-                    sliced ? all_reduce : all_gather, result.all_reduce, groups);
-  };
-  // With DCP queries reach every part of the cache before attention, and its partial outputs find
-  // together behind it. Layers with the same mixer exchange alike.
-  const RankPrices::CacheReads &most = ranks.most_reads(), &all = ranks.all_reads();
-  const double groups_of_rank = static_cast<double>(plan_.tp) / plan_.dcp;
-  const Mixer* striped = nullptr;
-  StripeExchange stripes;
-  const auto exchange_stripes = [&](const Mixer& mixer) {
-    if (&mixer == striped) return;
-    striped = &mixer;
-    stripes = stripe_exchange(
-        fabric_, plan_, mixer.cache_heads(plan_.tp),
-        {.queries = most.queries,
-         .context = Bytes(most.prompt_context * mixer.kept(plan_, precision_).bytes)});
-  };
-  const auto exchange = [&](std::string_view name, const CollectiveCost& cost,
-                            double RankPrices::CacheReads::*of) {
-    if (most.*of == 0) return;
-    path.collective(name, Part::all_reduce, cost, result.all_reduce,
-                    groups_of_rank * (all.*of) / (most.*of));
-  };
+  CriticalPath path(plan, fabric_.cluster().gpu, result, Explainer(explain));
+  RankExchanges exchanges(fabric_, {spec_.model, plan, spec_.precision, fabric_.cluster().gpu},
+                          ranks, batch, result);
   int moe_layer = 0;
   const int layers = ranks.layers();
   Seconds passed{};
+  const auto pass_experts = [&](const RankPrices::LayerCosts& costs) {
+    const LayerOutcome& outcome = sample ? sample->layer(moe_layer) : result.layers[at(moe_layer)];
+    path.every_rank("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
+    bring_copies(path, outcome);
+    if (plan.afd()) {
+      pass_other_side(outcome, costs.shared_experts, path, result, passed);
+    } else {
+      send_tokens(outcome.exchange, costs.shared_experts, path, result);
+      if (wait) wait(moe_layer, batch.start + to_duration(result.total));
+      run_experts(outcome, path, result);
+    }
+    ++moe_layer;
+  };
   for (int layer = 0; layer < layers; ++layer) {
     const RankPrices::LayerCosts& costs = ranks.layer(layer);
-    const int stage = plan_.stage_of(layer, layers);
-    const bool begins_stage = layer == 0 || stage != plan_.stage_of(layer - 1, layers);
+    const Mixer& mixer = ranks.mixer(layer);
+    const int stage = plan.stage_of(layer, layers);
+    const bool begins_stage = layer == 0 || stage != plan.stage_of(layer - 1, layers);
     if (begins_stage && layer > 0) path.end_stage();
     if (begins_stage && summed) path.add_sum(sample->stages[at(stage)]);
-    if (plan_.afd())
-      path.every_rank("kernel_gaps", Part::other, {charges_.per_layer, Resource::launch, {}});
+    if (plan.afd())
+      path.every_rank("kernel_gaps", Part::other, {spec_.charges.per_layer, Resource::launch, {}});
     path.add(costs.before_attention);
-    if (sums_squares && ranks.mixer(layer).joint_norm())
-      path.collective("qk_norm_all_reduce", Part::all_reduce, squares, result.all_reduce, groups);
+    exchanges.join_norms(path, mixer);
     if (!costs.absorption.empty()) path.add(costs.absorption);
-    if (plan_.dcp > 1) {
-      exchange_stripes(ranks.mixer(layer));
-      exchange("dcp_gather_queries", stripes.queries, &RankPrices::CacheReads::queries);
-      exchange("dcp_gather_context", stripes.context, &RankPrices::CacheReads::prompt_context);
-    }
+    exchanges.gather_queries(path, mixer);
     path.add(costs.attention);
-    if (plan_.dcp > 1) {
-      exchange("dcp_gather_lse", stripes.log_sum_exps, &RankPrices::CacheReads::queries);
-      exchange("dcp_merge_outputs", stripes.outputs, &RankPrices::CacheReads::queries);
-    }
+    exchanges.merge_outputs(path, mixer);
     path.add(costs.before_dispatch);
-    if (plan_.tp > 1) {
-      path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
-    }
+    exchanges.all_reduce(path);
     if (ranks.is_moe(layer)) {
       path.barrier();
-      if (summed) {
-        path.add(costs.after_combine);
-        path.add(costs.shared_experts);
-        rejoin();
-        continue;
-      }
-      const LayerOutcome& outcome =
-          sample ? sample->layer(moe_layer) : result.layers[at(moe_layer)];
-      path.every_rank("token_routing", Part::token_routing,
-                      {outcome.routing, Resource::launch, {}});
-      bring_copies(path, outcome);
-      if (plan_.afd()) {
-        pass_other_side(outcome, costs.shared_experts, path, result, passed);
-      } else {
-        pass_experts(outcome, costs.shared_experts, path, result, [&] {
-          if (memories_.empty()) return;
-          const Time arrived = batch.start + to_duration(result.total);
-          wait_for_experts(moe_layer, arrived, *placements, result);
-        });
-      }
-      ++moe_layer;
+      if (!summed) pass_experts(costs);
       path.add(costs.after_combine);
-      if (!overlap_.shared_expert) path.add(costs.shared_experts);
-      rejoin();
+      if (summed || !spec_.overlap.shared_expert) path.add(costs.shared_experts);
+      exchanges.rejoin(path);
     } else {
       path.add(costs.after_combine);
-      if (plan_.tp > 1) {
-        path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
-      }
+      exchanges.all_reduce(path);
     }
   }
   path.add(ranks.head());
-  if (plan_.tp > 1) {
-    path.collective("logits_all_gather", Part::other, logits_gather(batch), result.all_reduce,
-                    groups);
-  }
+  exchanges.gather_logits(path, batch);
   path.end_stage();
-  charge_host(batch, layers, pass != Pass::later_part, path, result);
+  charge_host(batch, layers, pass.begins, path, result);
   result.chain.tail = result.total - passed;
 
   const RankPrices::Sums sums = ranks.sums();

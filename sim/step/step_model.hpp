@@ -33,6 +33,35 @@ struct PhaseRule {
   int keep = 0;  ///< experts of a token that always run, others if active: keep_active(); 0: all
 };
 
+/// A step to price: what it computes, and by which rule its tokens find experts. It refers to what
+/// its maker keeps.
+struct StepInput {
+  const StepBatch& batch;
+  const PhaseRule& rule;
+  const ExpertPlacement& placement;
+  const RowSource& rows;
+  /// MoE layers that are priced, and stand for the others in turn. None: each is priced by itself.
+  /// Not for memories below HBM.
+  std::optional<LayerRange> layers{};
+
+  /// The same for a part of the batch.
+  StepInput of(const StepBatch& part) const { return {part, rule, placement, rows, layers}; }
+};
+
+/// The EP group whose steps are priced.
+struct StepModelSpec {
+  ClusterSpec cluster;
+  MoeModel model;
+  ParallelPlan plan;
+  PrecisionPlan precision;
+  Charges charges;
+  Overlap overlap{};
+  std::shared_ptr<const CapacityRule> capacity = dropless();
+  SharedExpert shared_expert{};
+  /// Whether steps count the selections that are served near their tokens. Not with AFD.
+  bool counts_locality = false;
+};
+
 /// Prices forward steps of one EP group. Per layer:
 ///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
 ///   slowest rank; combine
@@ -46,28 +75,18 @@ struct PhaseRule {
 /// many micro-batches as there are stages, in the steady state: see join_pipeline().
 class StepModel {
  public:
-  StepModel(const ClusterSpec&, const MoeModel&, const ParallelPlan&, const PrecisionPlan&, Charges,
-            Overlap = {}, std::shared_ptr<const CapacityRule> = dropless(),
-            std::vector<RankMemory> memories = {}, SharedExpert = {});
+  explicit StepModel(StepModelSpec, std::vector<RankMemory> memories = {});
   ~StepModel();
   StepModel(StepModel&&) noexcept;
 
   /// The result is overwritten; its vectors keep their memory. `explain` collects operations when
   /// it is given.
-  void price(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
-             StepCost& result, std::vector<ExplainedOperation>* explain = nullptr);
+  void price(const StepInput&, StepCost& result,
+             std::vector<ExplainedOperation>* explain = nullptr);
 
-  /// Prices exactly these MoE layers alone from now on, which stand for the others too, in turn.
-  /// Not for memories below HBM.
-  void price_only(LayerRange layers) { priced_ = layers; }
-
-  /// Counts from now on whether selections are served near their tokens. Not with AFD.
-  void count_locality() { counts_locality_ = true; }
-
-  /// The MoE layers of a step, for others: of one micro-batch, every expert in HBM. Those of
-  /// `priced` stand for the others too, in turn. Its `number` is the caller's.
-  StepSample sample(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
-                    LayerRange priced);
+  /// The MoE layers of a step, for others: of one micro-batch, every expert in HBM. Its `number` is
+  /// the caller's.
+  StepSample sample(const StepInput&);
 
   /// A sample whose MoE layers stand for those of a batch; good until the step is priced.
   using Draw = std::function<const StepSample&(const StepBatch&)>;
@@ -76,67 +95,60 @@ class StepModel {
   /// memories below HBM.
   void price(const StepBatch&, const Draw&, StepCost& result);
 
-  /// Tokens per logical expert of the step that was priced last, [MoE layers, experts].
-  std::span<const std::int32_t> tokens_of_expert() const;
-
   /// The experts of each EP rank in and below HBM; none if all are resident.
   std::span<RankMemory> expert_memories() { return memories_; }
 
   const Fabric& fabric() const { return fabric_; }
-  const Charges& charges() const { return charges_; }
+  const Charges& charges() const { return spec_.charges; }
 
  private:
   struct Scratch;
-  template <class PricePart>
-  void price_two_batches(const StepBatch&, PricePart&&, StepCost& result);
-  template <class PricePart>
-  std::vector<StepCost> price_parts(std::span<const StepBatch>, PricePart&&);
-  template <class PricePart>
-  StepCost price_pipeline(const StepBatch&, PricePart&&);
-  template <class PricePart>
-  StepCost price_afd(const StepBatch&, PricePart&&);
-  CollectiveCost hop(const StepBatch&, int stage) const;
-  CollectiveCost logits_gather(const StepBatch&) const;
-  void price_batch(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
-                   std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
-  void price_layers_of(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
-                       std::uint64_t step, StepCost& result);
-  void price_layers(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
-                    std::uint64_t step, LayerRange, std::vector<LayerOutcome>&);
-  void sum_up(StepSample&) const;
-  void start_sum(StepCost& result) const;
-  // What add_up() is given: a step, or a micro-batch of one.
-  enum class Pass { step, first_part, later_part };
-  void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
-              std::vector<ExplainedOperation>* explain, Pass = Pass::step);
+  struct Worker;
+  struct LayerRouting;
+  // Which part of a step a batch is: all of it, or one of its micro-batches, of which the host
+  // begins the first.
+  struct Pass {
+    int number = 0;
+    bool whole = true, begins = true;
+  };
+  // Prices a micro-batch, or the whole step.
+  using PricePass = std::function<void(const StepBatch&, Pass, StepCost&)>;
+  void price_passes(const StepBatch&, const PricePass&, StepCost& result);
+  StepCost price_pipeline(const StepBatch&, const PricePass&) const;
+  StepCost price_afd(const StepBatch&, const PricePass&) const;
   bool splits(const StepBatch&) const;
-  template <class Wait>
-  void pass_experts(const LayerOutcome&, const RankCosts& shared_experts, CriticalPath&, StepCost&,
-                    Wait&&) const;
+  CollectiveCost hop(const StepBatch&, int stage) const;
+
+  void price_layers(const StepInput&, std::uint64_t step, StepCost& result);
+  void price_layer(int moe_layer, const StepInput&, std::uint64_t step, LayerOutcome&);
+  LayerRouting route(int moe_layer, const StepInput&, std::uint64_t step, Worker&, LayerOutcome&);
+  void place_shared(const LayerRouting&, Worker&, LayerOutcome&) const;
+  Exchange exchange(const PhaseRule&, const LayerRouting&, Worker&, std::int32_t active) const;
+  void price_experts(const LayerRouting&, Worker&, LayerOutcome&) const;
+  Seconds rank_load_gather() const;
+  CollectiveCost bring(std::span<const StepCopy>, const LayerPlacement& standing) const;
+  void sum_up(StepSample&) const;
+
+  void start_sum(StepCost& result) const;
+  // A MoE layer's tokens have arrived: called with its number and the time.
+  using WaitForExperts = std::function<void(int moe_layer, Time now)>;
+  void add_up(const StepBatch&, Pass, StepCost& result, std::vector<ExplainedOperation>* explain,
+              const WaitForExperts& wait = {});
+  void send_tokens(const Exchange&, const RankCosts& shared_experts, CriticalPath&,
+                   StepCost&) const;
+  void run_experts(const LayerOutcome&, CriticalPath&, StepCost&) const;
   void pass_other_side(const LayerOutcome&, const RankCosts& shared_experts, CriticalPath&,
                        StepCost&, Seconds& passed) const;
   void charge_host(const StepBatch&, int layers, bool begins, CriticalPath&,
                    const StepCost& result) const;
   void wait_for_experts(int moe_layer, Time now, const ExpertPlacement&, StepCost&);
-  void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
-                       LayerOutcome&);
-  Seconds rank_load_gather() const;
-  CollectiveCost bring(std::span<const StepCopy>, const LayerPlacement& standing) const;
 
+  StepModelSpec spec_;
   Fabric fabric_;
   GroupedGemm experts_;  // of one layer on one GPU
   // The same where tokens arrive by expert and a kernel for that was measured.
   std::optional<GroupedGemm> masked_experts_;
-  MoeModel model_;
-  ParallelPlan plan_;
-  PrecisionPlan precision_;
-  Charges charges_;
-  Overlap overlap_;
-  std::shared_ptr<const CapacityRule> capacity_;
   std::vector<RankMemory> memories_;  // [EP ranks], or none
-  SharedExpert shared_;
-  bool counts_locality_ = false;
-  LayerRange priced_;
   std::unique_ptr<Scratch> scratch_;
   std::uint64_t steps_ = 0;
 };

@@ -82,8 +82,6 @@ struct StepRecord {
   const StepSummary& step;
   const StepCost& cost;
   const StepBatch& batch;
-  /// [MoE layers, experts]; empty where a sample stands for the step's layers.
-  std::span<const std::int32_t> tokens_of_expert;
   const SpeculationTally& speculation;
   /// Tokens that the step emitted.
   std::int64_t tokens = 0;

@@ -314,7 +314,7 @@ TEST_CASE("a run is the replay of its own step log") {
     StepCost cost;
     Time last_end{};
     for (const StepLog::Step& step : log_of(e).steps) {
-      model.price(step.batch, e.decode().rules.of(step.rule), e.decode().placement, rows, cost);
+      model.price({step.batch, e.decode().rules.of(step.rule), e.decode().placement, rows}, cost);
       REQUIRE(cost.total == step.cost.total);
       REQUIRE(cost.flops == step.cost.flops);
       REQUIRE(cost.hbm_bytes == step.cost.hbm_bytes);
@@ -358,7 +358,7 @@ TEST_CASE("what the GPUs of a domain are called does not matter") {
       for (RowRange& range : batch.rows) range.rank = renamed(range.rank);
       std::stable_sort(batch.rows.begin(), batch.rows.end(),
                        [](const RowRange& a, const RowRange& b) { return a.rank < b.rank; });
-      model.price(batch, rules.of(step.rule), placement, rows, cost);
+      model.price({batch, rules.of(step.rule), placement, rows}, cost);
       REQUIRE_THAT(cost.total.count(), WithinRel(step.cost.total.count(), 1e-9));
       for (std::size_t l = 0; l < cost.layers.size(); ++l) {
         REQUIRE(cost.layers[l].load.max_tokens == step.cost.layers[l].load.max_tokens);

@@ -8,6 +8,7 @@
 #include "hardware/rng.hpp"
 #include "sim/dispatch/token_traffic.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "sim/step/attention_ffn.hpp"
 #include "tests/step_parts.hpp"
 #include "tests/support.hpp"
@@ -172,7 +173,7 @@ Experiment deepseek(Json set) {
 TEST_CASE("a token is sent to as many GPUs as hold experts that it chose") {
   const Experiment e = deepseek({{"cluster", "../hardware/clusters/h100x32.json"},
                                  {"parallel", {{"dp", 4}, {"ep", 16}, {"ffn_gpus", 16}}}});
-  const StepCost cost = explain_step(e, StepKind::decode, 256, 64, 0).cost;
+  const StepCost cost = explain_step(e, decode_step(256, 64)).cost;
   // 16 (1 - C(240, 8) / C(256, 8)) of 16 GPUs in the mean, of 7,168 values in bf16, each way.
   const double copies = (cost.dispatch.nvlink + cost.dispatch.network).value() / (7168 * 2);
   CHECK_THAT(copies / (4 * 256 * 4), WithinRel(6.52, 0.01));
@@ -194,7 +195,7 @@ TEST_CASE("one NIC keeps an expert's GPU below a third of its peak, however many
                   {"dispatch", {{"prefill", "low_latency"}, {"decode", "low_latency"}}},
                   {"parallel",
                    {{"dp", 32}, {"ep", ffn_gpus}, {"ffn_gpus", ffn_gpus}, {"micro_batches", 3}}}});
-    const ExplainedStep step = explain_step(e, StepKind::decode, 512, 1, 0);
+    const ExplainedStep step = explain_step(e, decode_step(512, 1));
     // Copies are k a token; each is one expert's work.
     const double flops = 512.0 * 32 * 8 * 4 * 6 * 7168 * 2048;
     return flops / (ffn_gpus * 989.4e12 * step.cost.total.count());
@@ -210,7 +211,7 @@ TEST_CASE("both sides take the same time with one thread and with two", "[thread
                                  {"parallel", {{"dp", 16}, {"ep", 8}, {"ffn_gpus", 8}}}});
   const auto priced = [&](std::size_t threads) {
     const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
-    return explain_step(e, StepKind::decode, 256, 64, 0).cost;
+    return explain_step(e, decode_step(256, 64)).cost;
   };
   const StepCost one = priced(1), two = priced(2);
   CHECK(one.afd->critical == two.afd->critical);
@@ -230,8 +231,8 @@ Experiment apart(int micro_batches, Json set = Json::object()) {
 }
 
 TEST_CASE("one micro-batch takes the time of its parts, which are those of GPUs that do both") {
-  const StepCost cost = explain_step(apart(1), StepKind::decode, 8, 256, 0).cost;
-  const StepCost both = explain_step(tiny(Json::object()), StepKind::decode, 8, 256, 0).cost;
+  const StepCost cost = explain_step(apart(1), decode_step(8, 256)).cost;
+  const StepCost both = explain_step(tiny(Json::object()), decode_step(8, 256)).cost;
   REQUIRE(cost.afd);
   CHECK_THAT(sum(cost.parts), WithinRel(cost.total.count(), 1e-12));
   for (const Part part : {Part::attention, Part::gate, Part::permute, Part::experts, Part::other})
@@ -249,7 +250,7 @@ TEST_CASE("one micro-batch takes the time of its parts, which are those of GPUs 
 TEST_CASE("micro-batches keep every token, and their parts add up to the step") {
   for (const int micro_batches : {1, 2, 3, 5}) {
     CAPTURE(micro_batches);
-    const StepCost cost = explain_step(apart(micro_batches), StepKind::decode, 8, 256, 0).cost;
+    const StepCost cost = explain_step(apart(micro_batches), decode_step(8, 256)).cost;
     CHECK(cost.micro_batches == micro_batches);
     CHECK_THAT(sum(cost.parts), WithinRel(cost.total.count(), 1e-9));
     double tokens = 0;
@@ -265,15 +266,14 @@ TEST_CASE("micro-batches keep every token, and their parts add up to the step") 
     }
   }
   // Fewer sequences than micro-batches: as many as there are.
-  CHECK(explain_step(apart(5), StepKind::decode, 2, 256, 0).cost.micro_batches == 2);
+  CHECK(explain_step(apart(5), decode_step(2, 256)).cost.micro_batches == 2);
 }
 
 TEST_CASE("shared experts run while tokens are away if asked to") {
   Json model = test::tiny_experiment({})["model"];
   model["experts"]["shared_width"] = 4096;
   const auto step = [&](const char* overlap) {
-    return explain_step(apart(1, {{"model", model}, {"overlap", overlap}}), StepKind::decode, 8,
-                        256, 0)
+    return explain_step(apart(1, {{"model", model}, {"overlap", overlap}}), decode_step(8, 256))
         .cost;
   };
   const StepCost after = step("none"), beside = step("shared_expert");
@@ -306,7 +306,7 @@ TEST_CASE("the slowest of r attention ranks is as late as the largest of r norma
         add_sequence(batch, rows, rows.bind(), Phase::decode, {1, context_of(r)}, 0);
       }
       StepCost cost;
-      model.price(batch, d.rules.of(StepKind::decode), d.placement, rows, cost);
+      model.price({batch, d.rules.of(StepKind::decode), d.placement, rows}, cost);
       const Seconds other_side = cost.total - cost.afd->busy_of(AfdStage::attention);
       return std::accumulate(cost.idle.begin(), cost.idle.begin() + ranks, 0.0) / ranks -
              other_side.count();
@@ -384,7 +384,7 @@ TEST_CASE("a run with attention and experts apart loses no request and reports b
 }
 
 TEST_CASE("prefill passes both sides as decode does, alone or in a pool") {
-  const ExplainedStep prefill = explain_step(apart(2), StepKind::prefill, 0, 0, 64);
+  const ExplainedStep prefill = explain_step(apart(2), prefill_step(64));
   CHECK(prefill.cost.micro_batches == 2);
   CHECK_THAT(sum(prefill.cost.parts), WithinRel(prefill.cost.total.count(), 1e-9));
   const Report report = run(test::load(test::tiny_experiment(

@@ -9,6 +9,7 @@
 #include "models/memory.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "sim/step/context_parallel.hpp"
 #include "tests/step_parts.hpp"
 #include "tests/support.hpp"
@@ -172,7 +173,7 @@ Experiment striped_tiny(int dcp, Json set = Json::object()) {
 }
 
 TEST_CASE("attention's arithmetic is the same in sum, and its reads of the cache fall") {
-  const ExplainedStep whole = explain_step(striped_tiny(1), StepKind::decode, 8, 4096, 0);
+  const ExplainedStep whole = explain_step(striped_tiny(1), decode_step(8, 4096));
   const auto row_of = [](const ExplainedStep& step, std::string_view name) {
     ExplainedOperation found{};
     for (const ExplainedOperation& row : step.operations)
@@ -183,7 +184,7 @@ TEST_CASE("attention's arithmetic is the same in sum, and its reads of the cache
     CAPTURE(dcp);
     for (const char* merge : {"reduce_scatter", "all_to_all"}) {
       const ExplainedStep step = explain_step(
-          striped_tiny(dcp, {{"parallel", {{"dcp_merge", merge}}}}), StepKind::decode, 8, 4096, 0);
+          striped_tiny(dcp, {{"parallel", {{"dcp_merge", merge}}}}), decode_step(8, 4096));
       CHECK_THAT(step.cost.flops, WithinRel(whole.cost.flops, 1e-12));
       CHECK(row_of(step, "attention_decode").flops == row_of(whole, "attention_decode").flops);
       CHECK(row_of(step, "attention_decode").hbm_bytes <
@@ -201,8 +202,8 @@ TEST_CASE("groups of a rank and ranks of a group exchange side by side") {
     const Json plan{{"parallel", {{"dp", dp}, {"tp", tp}, {"ep", 8}, {"dcp_merge", "all_to_all"}}}};
     Json without = plan;
     without["parallel"]["dcp_merge"] = nullptr;
-    const StepCost with = explain_step(striped_tiny(dcp, plan), StepKind::decode, 8, 256, 0).cost;
-    const StepCost whole = explain_step(striped_tiny(1, without), StepKind::decode, 8, 256, 0).cost;
+    const StepCost with = explain_step(striped_tiny(dcp, plan), decode_step(8, 256)).cost;
+    const StepCost whole = explain_step(striped_tiny(1, without), decode_step(8, 256)).cost;
     return (with.all_reduce.nvlink - whole.all_reduce.nvlink).value();
   };
   // Of 8 queries in 3 layers, H heads on a group: each of its GPUs receives (1 - 1/c) of H (80 +
@@ -226,7 +227,7 @@ TEST_CASE("the first chunk of a prompt gathers no context, a later one all befor
     add_sequence(batch, rows, rows.bind(), Phase::prefill, {16, context}, 0);
     StepCost cost;
     std::vector<ExplainedOperation> explain;
-    model.price(batch, d.rules.of(StepKind::prefill), d.placement, rows, cost, &explain);
+    model.price({batch, d.rules.of(StepKind::prefill), d.placement, rows}, cost, &explain);
     for (const ExplainedOperation& row : explain)
       if (row.name == "dcp_gather_context") return cost.all_reduce.nvlink.value();
     return 0.0;
@@ -243,7 +244,7 @@ TEST_CASE("queries of grouped attention meet the part of the cache that their GP
   const auto step = [&](int dcp) {
     Json json = striped_json(dcp);
     json["model"] = model;
-    return explain_step(test::load(json), StepKind::decode, 8, 4096, 0);
+    return explain_step(test::load(json), decode_step(8, 4096));
   };
   const ExplainedStep whole = step(1), four = step(4);
   CHECK_THAT(four.cost.flops, WithinRel(whole.cost.flops, 1e-12));

@@ -60,7 +60,7 @@ TEST_CASE("one GPU alone: a step's energy is the sum over the operations that ex
   const Json one{{"parallel", {{"dp", 1}, {"tp", 1}, {"ep", 1}}},
                  {"placement", {{"replication", 1}}}};
   const Experiment e = drawing(one, power(150, 0.5, 1));
-  const ExplainedStep step = explain_step(e.decode(), StepKind::decode, 8, 100, 0);
+  const ExplainedStep step = explain_step(e.decode(), decode_step(8, 100));
   double rows = 0, seconds = 0;
   for (const ExplainedOperation& row : step.operations) {
     rows += row.joules;
@@ -80,7 +80,7 @@ TEST_CASE("one GPU alone: a step's energy is the sum over the operations that ex
 TEST_CASE("GPUs that compute at the limit and wait at idle: what barriers leave") {
   // Four ranks, one barrier after the other: computing is what no rank waits.
   const Experiment e = drawing(Json::object(), power(limit, 0, 0));
-  const StepCost cost = explain_step(e.decode(), StepKind::decode, 8, 100, 0).cost;
+  const StepCost cost = explain_step(e.decode(), decode_step(8, 100)).cost;
   CHECK_THAT(sum(cost.energy), WithinRel(limit * cost.energy.computing, 1e-9));
   // Of all GPUs' time: computing, waits at barriers, and what all of them do alike.
   const double barriers = std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);

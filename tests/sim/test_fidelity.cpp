@@ -156,8 +156,8 @@ TEST_CASE("a step priced by a sample of itself costs what it does exactly") {
   }
   StepModel model = step_model(e);
   StepCost exact, sampled;
-  model.price(batch, rule, e.placement, rows, exact);
-  const StepSample sample = model.sample(batch, rule, e.placement, rows, {0, e.model.moe_layers()});
+  model.price({batch, rule, e.placement, rows}, exact);
+  const StepSample sample = model.sample({batch, rule, e.placement, rows});
   const auto draw = [&](const StepBatch&) -> const StepSample& { return sample; };
   model.price(batch, draw, sampled);
   CHECK_THAT(sampled.total.count(), WithinRel(exact.total.count(), 1e-12));

@@ -3,6 +3,7 @@
 #include "sim/dispatch/token_traffic.hpp"
 #include "sim/replay/replay.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "tests/support.hpp"
 #include "tests/trace_meta.hpp"
 
@@ -42,7 +43,7 @@ Experiment experiment(const Json& patch) {
 
 TEST_CASE("a step counts what its messages say") {
   const Experiment e = experiment({{"dispatch", {{"decode", "low_latency"}}}});
-  const StepCost cost = explain_step(e, StepKind::decode, 16, 512, 0).cost;
+  const StepCost cost = explain_step(e, decode_step(16, 512)).cost;
   std::int64_t elsewhere = 0;
   for (const LayerOutcome& layer : cost.layers) {
     const Locality& near = layer.locality;

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "tests/step_parts.hpp"
 #include "tests/support.hpp"
 
@@ -23,8 +24,7 @@ Experiment experiment(const Json& patch) {
 }
 
 StepCost decode_step(const Json& overlap, int sequences = 64) {
-  return explain_step(experiment({{"overlap", overlap}}), StepKind::decode, sequences, 2048, 512)
-      .cost;
+  return explain_step(experiment({{"overlap", overlap}}), decode_step(sequences, 2048)).cost;
 }
 
 TEST_CASE("two chains share a compute and a link stream") {
@@ -59,7 +59,7 @@ TEST_CASE("a low-latency exchange hides only while it is in flight") {
                   {"overlap", "two_batch"},
                   {"dispatch", {{"prefill", "all_to_all"}, {"decode", "low_latency"}}},
                   {"token_routing", {{"prefill", "even"}, {"decode", "even"}}}});
-  const StepCost split = explain_step(e, StepKind::decode, 256, 2048, 0).cost;
+  const StepCost split = explain_step(e, decode_step(256, 2048)).cost;
   REQUIRE(split.micro_batches == 2);
   // 16 ranks send 256 tokens of 8 experts in two halves, in each of 58 layers: DeepEP's kernels of
   // dispatch take 60 us for 128 tokens, those of combine 50.
@@ -73,7 +73,7 @@ TEST_CASE("the host begins a step once, whether or not it is split") {
   const Json charges{{"token_routing", "none"}, {"host_overhead", "500 ms"}};
   const auto other = [&](const Json& overlap) {
     const Experiment e = experiment({{"overlap", overlap}, {"charges", charges}});
-    return seconds_of(explain_step(e, StepKind::decode, 64, 2048, 0).cost, Part::other);
+    return seconds_of(explain_step(e, decode_step(64, 2048)).cost, Part::other);
   };
   CHECK(other("two_batch") > 0.5);
   CHECK(other("two_batch") < 0.6);
@@ -153,8 +153,8 @@ TEST_CASE("small batches are not split, and every kind of overlap adds up") {
 TEST_CASE("a prompt that is cut in two keeps its attention work") {
   const Experiment e = experiment({{"overlap", "two_batch"}});
   const Experiment plain = experiment(Json::object());
-  const StepCost split = explain_step(e, StepKind::prefill, 0, 0, 2048).cost;
-  const StepCost whole = explain_step(plain, StepKind::prefill, 0, 0, 2048).cost;
+  const StepCost split = explain_step(e, prefill_step(2048)).cost;
+  const StepCost whole = explain_step(plain, prefill_step(2048)).cost;
   REQUIRE(split.micro_batches == 2);
   // The second half attends to the first: the same query-key pairs, 2 x 2048^2 / 8 + 1024^2, though
   // keys of the first half are read twice and launches are paid twice.

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "sim/step/micro_batches.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -88,7 +89,7 @@ TEST_CASE("micro-batches hold every token, row and sample once") {
 }
 
 TEST_CASE("a round's parts add up to it, and every token passes every layer once") {
-  const StepCost cost = explain_step(experiment(2, 1, 2), StepKind::decode, 8, 256, 0).cost;
+  const StepCost cost = explain_step(experiment(2, 1, 2), decode_step(8, 256)).cost;
   CHECK_THAT(sum(cost.parts), WithinRel(cost.total.count(), 1e-12));
   CHECK(cost.idle.size() == 4);
   for (const double idle : cost.idle) {
@@ -110,8 +111,8 @@ TEST_CASE("a stage holds its share of weights and KV cache") {
 
 TEST_CASE("two stages serve one sequence no faster than one") {
   // One micro-batch: a stage waits while the other works, and the hop is on top.
-  const StepCost whole = explain_step(experiment(1, 1, 1), StepKind::decode, 1, 256, 0).cost;
-  const StepCost piped = explain_step(experiment(1, 1, 2), StepKind::decode, 1, 256, 0).cost;
+  const StepCost whole = explain_step(experiment(1, 1, 1), decode_step(1, 256)).cost;
+  const StepCost piped = explain_step(experiment(1, 1, 2), decode_step(1, 256)).cost;
   CHECK(piped.total > whole.total);
   CHECK_THAT(sum(piped.parts), WithinRel(piped.total.count(), 1e-12));
   CHECK(pipeline_of(piped) > .4 * piped.total.count());

@@ -379,24 +379,25 @@ Json slow_launches() {
 }
 
 TEST_CASE("gaps, sequences and eager launches add what they say to a step") {
-  const auto step = [](const Json& charges, StepKind kind) {
+  const auto step = [](const Json& charges, const StepContent& content) {
     const Experiment e = load_tiny({{"charges", charges}});
-    return explain_step(e, kind, 4, 100, 16).cost.total.count();
+    return explain_step(e, content).cost.total.count();
   };
-  const double bare = step(Json::object(), StepKind::decode);
-  const double gaps = step({{"per_layer", "5 us"}}, StepKind::decode);
+  const StepContent decode = decode_step(4, 100), prefill = prefill_step(16);
+  const double bare = step(Json::object(), decode);
+  const double gaps = step({{"per_layer", "5 us"}}, decode);
   CHECK_THAT(gaps - bare, WithinRel(3 * 5e-6, 1e-6));
-  const double sequences = step({{"per_sequence", "2 us"}}, StepKind::decode);
+  const double sequences = step({{"per_sequence", "2 us"}}, decode);
   CHECK_THAT(sequences - bare, WithinRel(4 * 2e-6, 1e-6));
-  CHECK_THAT(step(slow_launches(), StepKind::prefill), WithinRel(30e-3, 1e-6));
-  CHECK(step({{"eager_launch", "0.001 ns"}}, StepKind::prefill) == step({}, StepKind::prefill));
+  CHECK_THAT(step(slow_launches(), prefill), WithinRel(30e-3, 1e-6));
+  CHECK(step({{"eager_launch", "0.001 ns"}}, prefill) == step({}, prefill));
 }
 
 TEST_CASE("a decode that a captured graph holds pays no eager launches") {
   const auto step = [](int largest) {
     const Experiment e = load_tiny(
         {{"charges", slow_launches()}, {"cuda_graph", {{"sizes", "vllm"}, {"max", largest}}}});
-    return explain_step(e, StepKind::decode, 4, 100, 0).cost.total.count();
+    return explain_step(e, decode_step(4, 100)).cost.total.count();
   };
   CHECK(step(4) < 5e-3);
   CHECK_THAT(step(2), WithinRel(30e-3, 1e-6));

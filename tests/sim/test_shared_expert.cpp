@@ -7,6 +7,7 @@
 #include "hardware/rng.hpp"
 #include "sim/replay/replay.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "sim/step/shared_expert.hpp"
 #include "tests/step_parts.hpp"
 #include "tests/support.hpp"
@@ -100,7 +101,7 @@ Experiment experiment(const Json& patch) {
 StepCost prefill(const Json& shared, const Json& patch = Json::object()) {
   Json all{{"shared_expert", shared}};
   all.merge_patch(patch);
-  return explain_step(experiment(all), StepKind::prefill, 0, 0, 2048).cost;
+  return explain_step(experiment(all), prefill_step(2048)).cost;
 }
 
 std::int64_t max_rows(const LayerOutcome& layer) {
@@ -163,7 +164,7 @@ TEST_CASE("with a message for each expert a shared one that moves is one more") 
 
 TEST_CASE("decode steps of few tokens keep their shared experts") {
   const auto decode = [](const Json& shared) {
-    return explain_step(experiment({{"shared_expert", shared}}), StepKind::decode, 63, 512, 0).cost;
+    return explain_step(experiment({{"shared_expert", shared}}), decode_step(63, 512)).cost;
   };
   const StepCost filled = decode("waterfill");
   for (const LayerOutcome& layer : filled.layers) REQUIRE(layer.shared_tokens == Tokens(16, 63));

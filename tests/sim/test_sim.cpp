@@ -14,6 +14,7 @@
 #include "sim/scheduling/scheduler.hpp"
 #include "sim/serving/event_queue.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "sim/token_routing/charges.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
@@ -475,12 +476,11 @@ TEST_CASE("mixed steps may have a policy and a dispatch of their own, but no dis
   CHECK_THAT(test::refused(json), Catch::Contains("/token_routing/mixed: \"metro\" needs"));
   json["dispatch"]["mixed"] = "all_gather";
   const Experiment e = test::load(json);
-  const ExplainedStep step = explain_step(e, StepKind::mixed, 2, 100, 8);
+  const ExplainedStep step = explain_step(e, mixed_step(2, 100, 8));
   CHECK(step.summary.rule == StepKind::mixed);
   CHECK(e.decode().rules.of(StepKind::mixed).router_name == "metro");
   CHECK(step.cost.layers.front().exchange.name == "all_gather");
-  CHECK(explain_step(e, StepKind::decode, 2, 100, 0).cost.layers.front().exchange.name ==
-        "all_to_all");
+  CHECK(explain_step(e, decode_step(2, 100)).cost.layers.front().exchange.name == "all_to_all");
   json["token_routing"]["mixed"] = "decode";
   CHECK_THAT(test::refused(json), Catch::Contains("/dispatch/mixed: no step uses it"));
 }
@@ -503,18 +503,18 @@ TEST_CASE("a typical step is not one of first tokens, and several are priced ali
   json["workload"]["gating"] = {{"type", "recorded"}, {"trace", (folder / "trace").string()}};
   const Experiment e = test::load(json);
   // One sequence on each of four ranks: of first tokens alone two experts would be active.
-  const ExplainedStep step = explain_step(e, StepKind::decode, 1, 100, 0, 5);
+  const ExplainedStep step = explain_step(e, decode_step(1, 100), 5);
   CHECK(step.cost.layers.front().active_experts > 2);
   REQUIRE(step.totals.size() == 5);
   CHECK(step.totals.front() == step.cost.total);
-  CHECK(explain_step(e, StepKind::decode, 1, 100, 0).cost.total == step.cost.total);
+  CHECK(explain_step(e, decode_step(1, 100)).cost.total == step.cost.total);
 }
 
 TEST_CASE("a step priced by some of its layers is near the step") {
   const Json deep = Json::array({{{"repeat", 20}, {"pattern", Json::array({{{"ffn", "moe"}}})}}});
   const Experiment e = test::load_tiny({{"model", {{"layers", deep}}}});
-  const double all = explain_step(e, StepKind::decode, 16, 100, 0).cost.total.count();
-  const ExplainedStep some = estimate_step(e.decode(), StepKind::decode, 16, 100, 0);
+  const double all = explain_step(e, decode_step(16, 100)).cost.total.count();
+  const ExplainedStep some = estimate_step(e.decode(), decode_step(16, 100));
   CHECK_THAT(some.cost.total.count(), test::WithinRel(all, .05));
   // Eight in the middle, and the others in their place.
   const auto& layers = some.cost.layers;
@@ -526,8 +526,8 @@ TEST_CASE("a step priced by some of its layers is near the step") {
   CHECK(layers[6].load.tokens != layers[7].load.tokens);
   // Where there are no more than that, it is the step.
   const Experiment flat = test::load_tiny(Json::object());
-  CHECK(estimate_step(flat.decode(), StepKind::decode, 16, 100, 0).cost.total ==
-        explain_step(flat, StepKind::decode, 16, 100, 0).cost.total);
+  CHECK(estimate_step(flat.decode(), decode_step(16, 100)).cost.total ==
+        explain_step(flat, decode_step(16, 100)).cost.total);
 }
 
 TEST_CASE("with tp 2 every attention and every dense layer ends in a sum over two GPUs") {
@@ -537,7 +537,7 @@ TEST_CASE("with tp 2 every attention and every dense layer ends in a sum over tw
                        {"model",
                         {{"dense_width", 1024},
                          {"layers", Json::array({{{"repeat", 3}, {"pattern", dense_and_moe}}})}}}});
-  const ExplainedStep step = explain_step(e, StepKind::decode, 4, 100, 0);
+  const ExplainedStep step = explain_step(e, decode_step(4, 100));
   const auto calls_of = [&](std::string_view name) {
     const auto found = std::ranges::find(step.operations, name, &ExplainedOperation::name);
     return found == step.operations.end() ? 0 : found->calls;

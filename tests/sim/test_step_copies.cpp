@@ -10,6 +10,7 @@
 #include "models/memory.hpp"
 #include "sim/dispatch/token_traffic.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "sim/step/routed_layer.hpp"
 #include "tests/support.hpp"
 
@@ -248,7 +249,7 @@ double seconds_of(const StepCost& cost, Part part) {
 TEST_CASE("every copy costs an expert's bytes, and the step waits for them") {
   const Experiment experiment = prefill(quota(1));
   const Deployment& e = experiment.decode();
-  const StepCost cost = explain_step(e, StepKind::prefill, 0, 0, 512).cost;
+  const StepCost cost = explain_step(e, prefill_step(512)).cost;
   const double bytes = expert_bytes(e.model, e.parallel, e.precision).value() * e.parallel.moe_tp();
   Seconds brought{};
   std::int32_t copies = 0;
@@ -265,7 +266,7 @@ TEST_CASE("what probe copies is on the links, and no step waits for it") {
   const Json by_messages{{"dispatch", {{"prefill", "all_to_all"}}}};
   const Experiment experiment = prefill(probe(1), by_messages);
   const Deployment& e = experiment.decode();
-  const StepCost cost = explain_step(e, StepKind::prefill, 0, 0, 512).cost;
+  const StepCost cost = explain_step(e, prefill_step(512)).cost;
   const double bytes = expert_bytes(e.model, e.parallel, e.precision).value() * e.parallel.moe_tp();
   std::int32_t copies = 0;
   for (const LayerOutcome& layer : cost.layers) {
@@ -275,14 +276,13 @@ TEST_CASE("what probe copies is on the links, and no step waits for it") {
   CHECK(copies > 0);
   CHECK(cost.layers[0].step_copies == 0);
   CHECK(seconds_of(cost, Part::rebalancing) == 0);
-  const StepCost even =
-      explain_step(prefill("even", by_messages), StepKind::prefill, 0, 0, 512).cost;
+  const StepCost even = explain_step(prefill("even", by_messages), prefill_step(512)).cost;
   CHECK(seconds_of(cost, Part::experts) < seconds_of(even, Part::experts));
 }
 
 TEST_CASE("where no copy is worth it, quota is the even split") {
   const auto cost = [](const Json& routing) {
-    return explain_step(prefill(routing), StepKind::prefill, 0, 0, 512).cost;
+    return explain_step(prefill(routing), prefill_step(512)).cost;
   };
   const StepCost none = cost(quota(1000000000));
   CHECK(none.total == cost("even").total);
@@ -293,7 +293,7 @@ TEST_CASE("where no copy is worth it, quota is the even split") {
 TEST_CASE("planning is charged though nothing is replicated") {
   const Json charged{{"charges", {{"token_routing", "measured"}}}};
   const auto cost = [&](const Json& routing, const Json& set) {
-    return explain_step(prefill(routing, set), StepKind::prefill, 0, 0, 512).cost;
+    return explain_step(prefill(routing, set), prefill_step(512)).cost;
   };
   const StepCost planned = cost(quota(1000000000), charged);
   const double layers = static_cast<double>(planned.layers.size());

@@ -6,6 +6,7 @@
 
 #include "hardware/kernels/gemm.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "tests/support.hpp"
 #include "tools/run/intervals.hpp"
 
@@ -39,7 +40,7 @@ double seconds(const ExplainedStep& step, Evidence evidence) {
 
 TEST_CASE("a step's time stands on its grounds to the last nanosecond, as its rows do") {
   for (const std::string gpu : {"h100", "rtx_pro_6000"}) {
-    const ExplainedStep step = explain_step(experiment(tiny(gpu)), StepKind::decode, 8, 1024, 64);
+    const ExplainedStep step = explain_step(experiment(tiny(gpu)), decode_step(8, 1024));
     double all = 0;
     for (std::size_t g = 0; g < evidence_names.size(); ++g) {
       const auto evidence = static_cast<Evidence>(g);
@@ -54,9 +55,8 @@ TEST_CASE("a step's time stands on its grounds to the last nanosecond, as its ro
 }
 
 TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it") {
-  const ExplainedStep calibrated = explain_step(experiment(tiny()), StepKind::decode, 8, 1024, 64);
-  const ExplainedStep unmeasured =
-      explain_step(experiment(tiny("mi300x")), StepKind::decode, 8, 1024, 64);
+  const ExplainedStep calibrated = explain_step(experiment(tiny()), decode_step(8, 1024));
+  const ExplainedStep unmeasured = explain_step(experiment(tiny("mi300x")), decode_step(8, 1024));
   CHECK(seconds(calibrated, Evidence::calibrated) > seconds(calibrated, Evidence::unmeasured));
   for (const ExplainedOperation& op : unmeasured.operations) {
     const bool charge = op.name == "token_routing" || op.name == "host_overhead";
@@ -67,8 +67,8 @@ TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it
 TEST_CASE("without an engine kernels are measured where the GPU has tables") {
   Json json = tiny().json();
   json.erase("engine");
-  const ExplainedStep step = explain_step(experiment({json, source_dir() / "tests/tiny.json"}),
-                                          StepKind::decode, 8, 1024, 64);
+  const ExplainedStep step =
+      explain_step(experiment({json, source_dir() / "tests/tiny.json"}), decode_step(8, 1024));
   const auto evidence_of = [&](std::string_view name) {
     return std::ranges::find(step.operations, name, &ExplainedOperation::name)->evidence;
   };
@@ -82,8 +82,8 @@ TEST_CASE("without an engine kernels are measured where the GPU has tables") {
 TEST_CASE("every operation is set against the peak of its own precision, and none exceeds it") {
   Json json = tiny().json();
   json["precision"] = {{"experts", "fp8_block"}, {"attention", "bf16"}};
-  const ExplainedStep step = explain_step(experiment({json, source_dir() / "tests/tiny.json"}),
-                                          StepKind::decode, 8, 1024, 64);
+  const ExplainedStep step =
+      explain_step(experiment({json, source_dir() / "tests/tiny.json"}), decode_step(8, 1024));
   for (const ExplainedOperation& op : step.operations) {
     INFO(op.name);
     CHECK(op.flops <= op.peak_flops);

@@ -11,7 +11,7 @@
 #include "hardware/shipped.hpp"
 #include "models/deployment.hpp"
 #include "models/memory.hpp"
-#include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "tools/cli/output.hpp"
 
 namespace moesim {
@@ -120,20 +120,12 @@ double mean_activated(const StepCost& cost) {
   return sum / static_cast<double>(std::max<std::size_t>(1, cost.moe_layers().size()));
 }
 
-struct StepSize {
-  StepKind kind = StepKind::decode;
-  int sequences = 0, context = 0, prompt = 0;
-  int tokens() const { return kind == StepKind::decode ? sequences : prompt; }
-};
-
-PricedSteps price_steps(const Deployment& as_given, const StepSize& size, int samples) {
+PricedSteps price_steps(const Deployment& as_given, const StepContent& content, int samples) {
   Deployment deployment = as_given;
-  const bool decides = deployment.rules.of(size.kind).router->needs_global_counts();
+  const bool decides = deployment.rules.of(content.kind()).router->needs_global_counts();
   const double mb_of_expert =
       expert_bytes(deployment.model, deployment.parallel, deployment.precision).value() / 1e6;
-  const auto step = [&] {
-    return explain_step(deployment, size.kind, size.sequences, size.context, size.prompt).cost;
-  };
+  const auto step = [&] { return explain_step(deployment, content).cost; };
   const auto ms_if = [&](RoutingCharges taken) {
     Charges charges = routing_charges(taken);
     deployment.charges.token_routing = std::move(charges.token_routing);
@@ -145,7 +137,8 @@ PricedSteps price_steps(const Deployment& as_given, const StepSize& size, int sa
   PricedSteps priced;
   for (int sample = 0; sample < samples; ++sample) {
     // The batch is drawn by the seed, the same one for every policy.
-    deployment.seed = Rng(as_given.seed, fmt::format("study/{}/{}", size.tokens(), sample)).bits();
+    deployment.seed =
+        Rng(as_given.seed, fmt::format("study/{}/{}", content.tokens(), sample)).bits();
     const StepCost cost = step();
     const double activated = mean_activated(cost);
     priced.ms.push_back(cost.total.count() * 1e3);
@@ -265,18 +258,18 @@ std::string price_regime(const Json& point, const std::filesystem::path& base_fi
               {"kv_tokens", kv_tokens},
               {"layers", deployment.model.moe_layers()},
               {"steps", Json::array()}};
-  std::vector<StepSize> sizes;
+  std::vector<StepContent> steps;
   for (const int sequences : point.at("sequences").get<std::vector<int>>())
-    sizes.push_back({StepKind::decode, sequences, context, 0});
+    steps.push_back(decode_step(sequences, context));
   for (const int prompt : point.at("prompts").get<std::vector<int>>())
-    sizes.push_back({StepKind::prefill, 0, 0, prompt});
-  for (const StepSize& size : sizes) {
-    PricedSteps priced = price_steps(deployment, size, samples);
-    const int batch = ranks * size.tokens();
+    steps.push_back(prefill_step(prompt));
+  for (const StepContent& content : steps) {
+    PricedSteps priced = price_steps(deployment, content, samples);
+    const int batch = ranks * content.tokens();
     const double x =
         static_cast<double>(batch) * deployment.model.experts_per_token / deployment.model.experts;
-    const double held = size.kind == StepKind::decode ? double(batch) * context : batch;
-    report["steps"].push_back({{"kind", static_cast<int>(size.kind)},
+    const double held = content.kind() == StepKind::decode ? double(batch) * context : batch;
+    report["steps"].push_back({{"kind", static_cast<int>(content.kind())},
                                {"batch", batch},
                                {"x", x},
                                {"fits", held <= kv_tokens},

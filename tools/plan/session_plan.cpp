@@ -13,7 +13,7 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
-#include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "tools/plan/stages.hpp"
 #include "tools/sweep/nearest_refusal.hpp"
 #include "traces/requests/arrivals.hpp"

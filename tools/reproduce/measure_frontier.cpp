@@ -6,7 +6,7 @@
 #include <tbb/parallel_for.h>
 
 #include "sim/experiment/does_not_fit.hpp"
-#include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "tools/analysis/pareto_gain.hpp"
 #include "tools/reproduce/measure_kinds.hpp"
 #include "tools/sweep/axes.hpp"
@@ -33,8 +33,7 @@ std::optional<PricedStep> price(const Json& config, const std::filesystem::path&
     const Experiment e = load_experiment(ConfigNode(config, file), traces);
     const int batch = sequences->get<int>();
     const double seconds =
-        explain_step(e, StepKind::decode, batch / e.decode().parallel.dp, context, 0)
-            .cost.total.count();
+        explain_step(e, decode_step(batch / e.decode().parallel.dp, context)).cost.total.count();
     return PricedStep{&config, e.decode().parallel, 1e3 * seconds, batch / seconds / gpus_of(e)};
   } catch (const DoesNotFit&) {
     return std::nullopt;

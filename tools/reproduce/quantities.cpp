@@ -18,6 +18,7 @@
 #include "sim/replay/replay.hpp"
 #include "sim/report/statistics.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "sim/step/routed_layer.hpp"
 #include "tools/policies/request_info.hpp"
 #include "tools/reproduce/measure_kinds.hpp"
@@ -116,8 +117,12 @@ Json measure_explain(const ConfigNode& node, TraceLibrary& traces) {
     const int context = static_cast<int>(r.integer("context", {0, 1 << 24}));
     const int tokens = static_cast<int>(r.integer_or("tokens", 1, {1, 1 << 20}));
     const int samples = static_cast<int>(r.integer_or("samples", 1, {1, 1 << 16}));
+    const StepContent content = kind == StepKind::decode ? decode_step(sequences, context)
+                                : kind == StepKind::prefill
+                                    ? prefill_step(tokens)
+                                    : mixed_step(sequences, context, tokens);
     return by_axes(r.child("sweep"), traces, [=](const Experiment& e) {
-      return explained(explain_step(e, kind, sequences, context, tokens, samples));
+      return explained(explain_step(e, content, samples));
     });
   });
 }

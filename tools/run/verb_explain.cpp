@@ -11,6 +11,7 @@
 #include "hardware/at.hpp"
 #include "sim/report/statistics.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/remarks.hpp"

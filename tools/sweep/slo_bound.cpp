@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "sim/serving/simulator.hpp"
+#include "sim/serving/typical_step.hpp"
 
 namespace moesim {
 
@@ -80,9 +80,8 @@ double limit_of(const Slo& slo) {
 }
 
 // Where runs draw MoE layers from samples, a bound needs no more.
-ExplainedStep priced_step(const Deployment& e, StepKind kind, int batch, int context, int prefill) {
-  return e.sampled ? estimate_step(e, kind, batch, context, prefill)
-                   : explain_step(e, kind, batch, context, prefill);
+ExplainedStep priced_step(const Deployment& e, const StepContent& content) {
+  return e.sampled ? estimate_step(e, content) : explain_step(e, content);
 }
 
 // Requests/s that decode steps alone allow: ranks b / (step(b) (n - 1)) for the largest batch b per
@@ -93,7 +92,7 @@ TuneBound decode_bound(const Deployment& e, const Slo& slo, const MeanLengths& l
   const auto context = static_cast<int>(lengths.prompt);
   const double emitted = tokens_per_step(e.speculation);
   const auto gap = [&](int batch) {
-    return priced_step(e, StepKind::decode, batch, context, 0).cost.total.count() / emitted;
+    return priced_step(e, decode_step(batch, context)).cost.total.count() / emitted;
   };
   const auto rate = [&](int batch, double time) {
     return e.ranks() * batch / (time * (lengths.output - 1));
@@ -101,12 +100,12 @@ TuneBound decode_bound(const Deployment& e, const Slo& slo, const MeanLengths& l
   return most_of(most_sequences(e, context), limit_of(slo), gap, rate);
 }
 
-// A step's time. Prompts that share a step attend to their own tokens only: what one of as many
-// tokens spends on attention beyond theirs is left out, and what the stages of a pipeline wait
-// because its later tokens attend to more.
-double step_seconds(const Deployment& e, StepKind kind, int batch, int context, int prefill,
-                    double prompt) {
-  const ExplainedStep step = priced_step(e, kind, batch, context, prefill);
+// A step's time. Prompts of `prompt` tokens that share a step attend to their own tokens only: what
+// one of as many tokens spends on attention beyond theirs is left out, and what the stages of a
+// pipeline wait because its later tokens attend to more.
+double step_seconds(const Deployment& e, const StepContent& content, double prompt) {
+  const int prefill = content.tokens() - content.sequences;
+  const ExplainedStep step = priced_step(e, content);
   double seconds = step.cost.total.count();
   for (const ExplainedOperation& operation : step.operations) {
     if (prefill <= prompt) continue;
@@ -122,7 +121,7 @@ TuneBound prefill_bound(const Deployment& e, const Slo& slo, const MeanLengths& 
   const int prompt = std::max(1, static_cast<int>(lengths.prompt));
   const int chunk = e.scheduler->max_num_batched_tokens();
   const auto rate = [&](int tokens) {
-    const double seconds = step_seconds(e, StepKind::prefill, 0, 0, tokens, lengths.prompt);
+    const double seconds = step_seconds(e, prefill_step(tokens), lengths.prompt);
     return e.ranks() * tokens / (seconds * lengths.prompt);
   };
   double best = rate(std::min(chunk, prompt));
@@ -130,7 +129,7 @@ TuneBound prefill_bound(const Deployment& e, const Slo& slo, const MeanLengths& 
   double excess = 0;
   if (slo.ttft) {
     const int tokens = std::clamp(static_cast<int>(lengths.long_prompt), 1, chunk);
-    excess = step_seconds(e, StepKind::prefill, 0, 0, tokens, tokens) / slo.ttft->count();
+    excess = step_seconds(e, prefill_step(tokens), tokens) / slo.ttft->count();
   }
   return {excess > slack ? 0 : best, excess};
 }
@@ -146,12 +145,12 @@ double mixed_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengt
   const double prompt_per_decode = emitted * lengths.prompt / (lengths.output - 1);
   const int chunk = e.scheduler->max_num_batched_tokens();
   const auto mixed = [&](int batch, int tokens) {
-    return step_seconds(e, StepKind::mixed, batch, context, tokens, lengths.prompt);
+    return step_seconds(e, mixed_step(batch, context, tokens), lengths.prompt);
   };
   const auto gap = [&](int batch) {
     const double tokens = batch * prompt_per_decode;
     double seconds = mixed(batch, std::max(1, static_cast<int>(tokens)));
-    const double pure = priced_step(e, StepKind::decode, batch, context, 0).cost.total.count();
+    const double pure = priced_step(e, decode_step(batch, context)).cost.total.count();
     const int whole = chunk - batch, prompt = std::min(whole, static_cast<int>(lengths.prompt));
     for (const int bunch : {prompt, whole}) {
       if (bunch <= tokens) continue;

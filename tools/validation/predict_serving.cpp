@@ -144,7 +144,7 @@ struct SteadyStep {
 };
 
 double step_seconds(const Deployment& e, const SteadyStep& step) {
-  RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+  RowSource rows = typical_rows(e);
   StepModel model = step_model(e);
   StepBatch batch;
   std::int64_t prompt_tokens = 0;
@@ -169,7 +169,8 @@ double step_seconds(const Deployment& e, const SteadyStep& step) {
                         : prompt_tokens == 0 ? StepKind::decode
                                              : StepKind::mixed;
   StepCost cost;
-  model.price(batch, e.rules.of(rule_kind(e.mixed, kind, prompt_tokens)), e.placement, rows, cost);
+  model.price({batch, e.rules.of(rule_kind(e.mixed, kind, prompt_tokens)), e.placement, rows},
+              cost);
   return cost.total.count();
 }
 

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "hardware/fabric.hpp"
+#include "models/step_ops.hpp"
+#include "sim/step/context_parallel.hpp"
+#include "sim/step/critical_path.hpp"
+#include "sim/step/rank_costs.hpp"
+#include "sim/step/step_cost.hpp"
+
+namespace moesim {
+
+/// What the GPUs of an attention rank exchange with each other in one step: with TP activations,
+/// norms and logits, with DCP queries and partial outputs. All ranks do so beside each other, each
+/// by itself: the largest sets the time.
+class RankExchanges {
+ public:
+  /// All that is given outlives it. The traffic is counted as the step's `all_reduce`.
+  RankExchanges(const Fabric&, const ModelShard&, const RankPrices&, const StepBatch&,
+                StepCost& result);
+
+  /// Partial sums of a layer's attention or dense FFN.
+  void all_reduce(CriticalPath&) const;
+  /// The tokens that each GPU sent its share of, and partial sums of what is sliced by TP.
+  void rejoin(CriticalPath&) const;
+  /// Sums of squares where a norm goes over all heads.
+  void join_norms(CriticalPath&, const Mixer&) const;
+  /// With DCP, before and behind a layer's attention.
+  void gather_queries(CriticalPath&, const Mixer&);
+  void merge_outputs(CriticalPath&, const Mixer&);
+  /// Every GPU's share of the vocabulary, in bf16, to sample by all of it (vLLM, LogitsProcessor;
+  /// SGLang, logits_processor.py).
+  void gather_logits(CriticalPath&, const StepBatch&) const;
+
+ private:
+  void exchange_stripes(const Mixer&);
+  void pass(CriticalPath&, std::string_view name, const CollectiveCost&,
+            double RankPrices::CacheReads::*of) const;
+
+  const Fabric& fabric_;
+  ModelShard shard_;
+  const RankPrices& ranks_;
+  Traffic& traffic_;
+  // What all ranks move together, in multiples of what the largest does.
+  double ranks_alike_ = 1;
+  CollectiveCost reduced_, gathered_, squares_;
+  const Mixer* striped_ = nullptr;  // whose exchange is stripes_: layers with one mixer are alike
+  StripeExchange stripes_;
+};
+
+}  // namespace moesim
