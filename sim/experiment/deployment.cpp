@@ -87,7 +87,7 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   return e;
 }
 
-bool remembers_agents(const Deployment& e) {
+bool remembers_agents(const EngineSettings& e) {
   return e.kv_cache.retains() || e.kv_cache.prefetch_lead;
 }
 

@@ -41,7 +41,7 @@ Deployment deploy(const PoolSpec&, const Traces&);
 int most_sequences(const Deployment&, int tokens);
 
 /// Whether KV caches keep what agents of sessions had, for the time until these are back.
-bool remembers_agents(const Deployment&);
+bool remembers_agents(const EngineSettings&);
 
 /// The rows of steps that belong to no run, drawn by its seed.
 RowSource typical_rows(const Deployment&);

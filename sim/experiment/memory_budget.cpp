@@ -73,7 +73,7 @@ double step_slots(const Deployment& e) {
 
 // What an MTP module adds beside routed experts: a layer like the last one, and the projection of
 // two hidden states to one.
-Bytes module_bytes(const Deployment& e) {
+Bytes module_bytes(const ServedModel& e) {
   MoeModel larger = e.model;
   larger.layers.push_back(larger.layers.back());
   const double projection = 2.0 * e.model.hidden * e.model.hidden / e.parallel.tp;
@@ -197,7 +197,7 @@ void check_outages(const Deployment& e) {
   }
 }
 
-int ranks_of_tier(const Deployment& e, const KvTierPlan& tier) {
+int ranks_of_tier(const ServedModel& e, const KvTierPlan& tier) {
   switch (tier.per) {
     case TierScope::rank: return 1;
     case TierScope::node: return e.cluster.gpus_per_node / e.parallel.rank_gpus();

@@ -10,6 +10,7 @@
 namespace moesim {
 
 struct Deployment;
+struct ServedModel;
 
 /// Which GPUs of a group: all alike, or with AFD those of attention or of the experts.
 enum class GpuRole { both, attention, ffn };
@@ -43,7 +44,7 @@ std::int64_t kv_blocks_for_experts(const Deployment&, std::ptrdiff_t live);
 void check_outages(const Deployment&);
 
 /// DP ranks that share a tier of the KV cache, where there are as many.
-int ranks_of_tier(const Deployment&, const KvTierPlan&);
+int ranks_of_tier(const ServedModel&, const KvTierPlan&);
 /// Blocks that a tier holds which so many ranks share. A block counts on all GPUs of its rank, as
 /// vLLM counts `kv_offloading_size`.
 std::int64_t tier_blocks(const Deployment&, const KvTierPlan&, int ranks);

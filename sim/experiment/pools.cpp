@@ -67,7 +67,7 @@ double layers_held(const Deployment& e) {
 
 }  // namespace
 
-int gpus_of(const PoolSpec& pool) { return pool.instances * pool.parallel.gpus(); }
+int gpus_of(const ServedModel& pool) { return pool.instances * pool.parallel.gpus(); }
 
 KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tokens) {
   const Deployment& prefill = experiment.pools.front();

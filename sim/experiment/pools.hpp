@@ -16,7 +16,7 @@ struct CommonKeys {
 ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonKeys&);
 
 /// GPUs of all groups of a pool.
-int gpus_of(const PoolSpec&);
+int gpus_of(const ServedModel&);
 
 /// What the KV cache of a prompt takes to cross over.
 struct KvTransferCost {

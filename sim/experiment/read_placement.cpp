@@ -83,7 +83,7 @@ PlacementProblem problem_of(const PoolSpec& spec) {
 
 // All that a placer goes by beside what was seen of the traces: which it is, its options, the
 // slots.
-std::string key_of(const ConfigReader& reader, const PoolSpec& spec) {
+std::string key_of(const ConfigReader& reader, const ChosenPolicies& spec) {
   const Registry<Placer>& placers = spec.policies->placement;
   const Json& json = reader.node().json();
   const auto row = std::ranges::find(placers.entries(), json.at("type").get<std::string>(),

@@ -275,7 +275,7 @@ void take_background(const ConfigNode& node, ClusterSpec& cluster) {
 }
 
 // Groups alike: each in domains of its own, or with others of its kind in one.
-int read_instances(const ConfigNode& node, const PoolSpec& e) {
+int read_instances(const ConfigNode& node, const ServedModel& e) {
   const int gpus = e.parallel.gpus();
   const int domain = e.cluster.scale_up_domain;
   const auto instances = static_cast<int>(node.integer());
@@ -462,7 +462,7 @@ void check_shared_slot(const ConfigNode& node, const PoolSpec& e) {
 }
 
 // A cache below HBM knows slots by their number: they must stay where they are.
-void refuse_moving_cached_experts(const PoolSpec& e) {
+void refuse_moving_cached_experts(const ChosenPolicies& e) {
   if (!e.expert_memory) return;
   const bool fails = !e.failures.outages.empty();
   if (fails || e.rebalancing.name() != "none") {
@@ -472,7 +472,7 @@ void refuse_moving_cached_experts(const PoolSpec& e) {
 }
 
 // Experts that move stand in as many slots of every layer.
-void refuse_moving_unequal_layers(const PoolSpec& e) {
+void refuse_moving_unequal_layers(const ChosenPolicies& e) {
   if (!e.placed.by_gain) return;
   if (!e.failures.outages.empty() || e.rebalancing.name() != "none") {
     e.rebalancing.node().fail(
@@ -586,14 +586,14 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     const ConfigNode gating = read_gating(workload, read);
     const ConfigNode routing = reader.child("request_routing");
     const ConfigNode rebalancing = reader.child("rebalancing");
-    PoolSpec spec{.node = whole,
-                  .cluster = std::move(with_kernels),
-                  .model = std::move(read),
-                  .gating = gating,
-                  .workload = std::move(requests),
-                  .policies = std::make_shared<const Policies>(policies),
-                  .request_routing = {policies.request_routing, routing},
-                  .rebalancing = {policies.rebalancing, rebalancing, rebalancing_keys}};
+    PoolSpec spec{{.cluster = std::move(with_kernels), .model = std::move(read)},
+                  {.gating = gating, .workload = std::move(requests)},
+                  {.policies = std::make_shared<const Policies>(policies),
+                   .request_routing = {policies.request_routing, routing},
+                   .rebalancing = {policies.rebalancing, rebalancing, rebalancing_keys}},
+                  {},
+                  {},
+                  whole};
     if (workload.has("prefill_gating")) spec.prefill_gating = workload.child("prefill_gating");
     spec.binding = read_binding(workload.child("binding"), spec.workload);
     read_objectives(reader, workload, spec);
@@ -671,12 +671,12 @@ std::uint8_t draw_class(std::span<const RequestClass> classes, Rng& rng) {
   return drawn;
 }
 
-bool PoolSpec::has_objective(std::optional<Seconds> Slo::*objective) const {
+bool OfferedLoad::has_objective(std::optional<Seconds> Slo::*objective) const {
   const auto has = [&](const RequestClass& one) { return (one.slo.*objective).has_value(); };
   return classes.empty() ? (slo.*objective).has_value() : std::ranges::any_of(classes, has);
 }
 
-Slo PoolSpec::loosest_slo() const {
+Slo OfferedLoad::loosest_slo() const {
   if (classes.empty()) return slo;
   const auto loosest = [&](std::optional<Seconds> Slo::*objective) {
     std::optional<Seconds> longest = classes.front().slo.*objective;
@@ -702,7 +702,7 @@ StepKind rule_kind(const MixedRule& mixed, StepKind kind, std::int64_t prefill_t
   return StepKind::mixed;
 }
 
-RooflineTime expert_time(const PoolSpec& e) {
+RooflineTime expert_time(const ServedModel& e) {
   const GpuSpec& gpu = e.cluster.gpu;
   const KernelConstants& kernel = gpu.kernel(grouped_gemm_kernel);
   const Flops token(2 * expert_parameters(e.model) / e.parallel.moe_tp());

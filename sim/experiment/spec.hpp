@@ -122,16 +122,8 @@ struct RequestClass {
 /// The place of the class that a request has, by the classes' shares; 0 of none, without a draw.
 std::uint8_t draw_class(std::span<const RequestClass>, Rng&);
 
-/// What a config says of the EP groups of one pool, read and checked, with what stands behind the
-/// names in it (cluster, model, anchor, placement files). Values, and policies that hold no state:
-/// no trace has been opened and nothing that depends on one is here, so that a changed copy is as
-/// good as one that was read. deploy() says what follows.
-struct PoolSpec {
-  /// As it was read, an engine's preset filled in: where errors about it stand, and, once it has
-  /// been deployed, the resolved config.
-  ConfigNode node;
-
-  // The deployment.
+/// A model on the GPUs of a pool, and how it is cut.
+struct ServedModel {
   std::string engine{};  ///< name and version of the preset, or empty
   /// With the engine's kernels, less what other tenants take of the links; its spine is one group's
   /// part.
@@ -142,18 +134,35 @@ struct PoolSpec {
   ParallelPlan parallel{};    ///< of one EP group
   int instances = 1;          ///< EP groups alike behind one router, each with its own clock
   bool prefill_only = false;  ///< a request leaves after its first token, with its KV cache
+  /// Attention ranks behind the router.
+  int ranks() const { return instances * parallel.dp; }
+};
 
-  // The load. It is the same for all pools.
+/// The requests and what they are owed: the same for all pools.
+struct OfferedLoad {
   ConfigNode gating;                           ///< of both phases, unless prefill has its own
   std::optional<ConfigNode> prefill_gating{};  ///< if prefill has its own
   RequestWorkload workload{};
   std::vector<RequestClass> classes{};  ///< of requests; none: all are alike
   /// Places in `classes` by Request::recorded_class; none: classes are drawn by their shares.
   std::vector<std::uint8_t> recorded_classes{};
+  Slo slo{};
   BindingOrder binding{};
   std::uint64_t seed = 1;
 
-  // What decides.
+  /// What a request of that class is owed.
+  const Slo& slo_of(std::uint8_t of_class) const {
+    return classes.empty() ? slo : classes[of_class].slo;
+  }
+  /// What every request is owed at least: of each objective the longest of all classes, none where
+  /// a class has none.
+  Slo loosest_slo() const;
+  /// Whether any request has that objective.
+  bool has_objective(std::optional<Seconds> Slo::*objective) const;
+};
+
+/// What decides.
+struct ChosenPolicies {
   std::shared_ptr<const Policies> policies{};  ///< what was chosen from
   PolicyNames names{};
   std::shared_ptr<const Scheduler> scheduler{};
@@ -169,8 +178,10 @@ struct PoolSpec {
   std::shared_ptr<const CapacityRule> capacity{};
   std::optional<ExpertMemoryPlan> expert_memory{};  ///< none: every expert stands in HBM
   FailurePlan failures{};
+};
 
-  // The engine.
+/// How the engine runs steps.
+struct EngineSettings {
   std::optional<HostLink> host_link{};  ///< shared by experts and KV; none: each has its own
   KvCacheSpec kv_cache{};
   bool prefix_caching = false;
@@ -185,34 +196,33 @@ struct PoolSpec {
   SharedExpert shared_expert{};
   int keep_experts = 0;  ///< of a token in a decode step, whatever others choose; 0: all
   bool sampled = false;  ///< MoE layers are drawn from steps alike: see StepSampler
+};
 
-  // What is measured.
+/// What is measured of a run, and by which measured runs it is corrected.
+struct MeasurementSpec {
   bool spot_checks = true;         ///< of a sampled run: steps are priced exactly beside it
   std::optional<Anchor> anchor{};  ///< corrections by measured runs of this deployment
   double anchored_tpot = 1;        ///< what step times are multiplied by
   double anchored_ttft = 1;        ///< what times to first tokens are multiplied by beside
-  Slo slo{};
   std::optional<SitePower> site_power{};
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;
   bool expert_counts = true;
   bool locality = false;              ///< counted: whether selections are served near their tokens
   std::int64_t slowest_sessions = 0;  ///< whose turns the report has; 0: no turns
+};
 
+/// What a config says of the EP groups of one pool, read and checked, with what stands behind the
+/// names in it (cluster, model, anchor, placement files). Values, and policies that hold no state:
+/// no trace has been opened and nothing that depends on one is here, so that a changed copy is as
+/// good as one that was read. A part of the program that needs one group of values asks for that
+/// group. deploy() says what follows.
+struct PoolSpec : ServedModel, OfferedLoad, ChosenPolicies, EngineSettings, MeasurementSpec {
+  /// As it was read, an engine's preset filled in: where errors about it stand, and, once it has
+  /// been deployed, the resolved config.
+  ConfigNode node;
   /// How it was read where that may surprise, a line each: for a user to see, not to fail on.
   std::vector<std::string> remarks{};
-
-  /// What a request of that class is owed.
-  const Slo& slo_of(std::uint8_t of_class) const {
-    return classes.empty() ? slo : classes[of_class].slo;
-  }
-  /// What every request is owed at least: of each objective the longest of all classes, none where
-  /// a class has none.
-  Slo loosest_slo() const;
-  /// Whether any request has that objective.
-  bool has_objective(std::optional<Seconds> Slo::*objective) const;
-  /// Attention ranks behind the router.
-  int ranks() const { return instances * parallel.dp; }
 };
 
 /// The way of KV caches from a pool that prefills to a pool that decodes.
@@ -246,7 +256,7 @@ std::span<const Key> group_keys();
 
 /// What one slot's weights and one token's arithmetic take on a GPU, in seconds, at the rates that
 /// its grouped GEMM reaches: 2 flops for each of an expert's parameters, no padding.
-RooflineTime expert_time(const PoolSpec&);
+RooflineTime expert_time(const ServedModel&);
 /// How its KV cache is laid out, the layer of an MTP module included.
 KvLayout kv_layout_of(const PoolSpec&);
 /// How its weights move.

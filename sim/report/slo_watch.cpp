@@ -13,19 +13,20 @@ constexpr Seconds rounding{1e-9};
 }  // namespace
 
 SloWatch::SloWatch(const Experiment& experiment, double attainment, bool from_start)
-    : deployment_(experiment.decode()),
-      loosest_(deployment_.loosest_slo()),
+    : load_(experiment.decode()),
+      measured_by_(experiment.decode()),
+      loosest_(load_.loosest_slo()),
       may_miss_(1 - attainment),
       from_start_(from_start),
-      warmup_(static_cast<std::int64_t>(deployment_.warmup *
-                                        static_cast<double>(deployment_.workload.requests))) {}
+      warmup_(static_cast<std::int64_t>(measured_by_.warmup *
+                                        static_cast<double>(load_.workload.requests))) {}
 
 void SloWatch::start_if_warm() {
   const auto arrived = std::ssize(fates_);
   if (begin_ || arrived <= warmup_ || left_ < warmup_) return;
   begin_ = now_;
   // The one that arrives now is among them.
-  measured_ = deployment_.workload.requests - arrived + 1;
+  measured_ = load_.workload.requests - arrived + 1;
 }
 
 void SloWatch::event(const EventSeen& seen) {
@@ -35,7 +36,7 @@ void SloWatch::event(const EventSeen& seen) {
     fates_.push_back({.arrival = arrival});
     start_if_warm();
     if (loosest_.ttft) {
-      const Seconds longest = *loosest_.ttft / deployment_.anchored_ttft + rounding;
+      const Seconds longest = *loosest_.ttft / measured_by_.anchored_ttft + rounding;
       deadlines_.push({arrival + to_duration(longest), *seen.request, true});
     }
   }
@@ -44,7 +45,7 @@ void SloWatch::event(const EventSeen& seen) {
 
 void SloWatch::first_token(std::uint32_t id, const RequestRecord& request) {
   fates_[id].has_token = true;
-  const Slo& slo = deployment_.slo_of(request.of_class);
+  const Slo& slo = load_.slo_of(request.of_class);
   if (!slo.tpot || request.output_tokens < 2) return;
   const Seconds longest = *slo.tpot * double(request.output_tokens - 1) + rounding;
   deadlines_.push({now_ + to_duration(longest), id, false});
@@ -57,8 +58,8 @@ void SloWatch::request_left(std::uint32_t id, const RequestRecord& request) {
     fates_[id].decided = true;  // nothing is owed
   } else {
     decide(id, request.state == RequestLife::State::finished &&
-                   objectives_met(latency_of(request, deployment_.anchored_ttft),
-                                  deployment_.slo_of(request.of_class))
+                   objectives_met(latency_of(request, measured_by_.anchored_ttft),
+                                  load_.slo_of(request.of_class))
                        .all());
   }
 }
@@ -78,7 +79,7 @@ void SloWatch::decide(std::uint32_t id, bool met) {
   if (met) return;
   if (begin_ && fate.arrival >= *begin_) ++missed_while_measured_;
   // A run that turns out too short is measured whole.
-  const bool whole_too = double(missed_) > may_miss_ * double(deployment_.workload.requests);
+  const bool whole_too = double(missed_) > may_miss_ * double(load_.workload.requests);
   const bool measured_too =
       from_start_ || (begin_ && double(missed_while_measured_) > may_miss_ * double(measured_));
   if (whole_too && measured_too) throw SloMissed{double(met_) / double(met_ + missed_)};

@@ -49,7 +49,8 @@ class SloWatch : public RunObserver {
   void pass_deadlines();
   void decide(std::uint32_t id, bool met);
 
-  const Deployment& deployment_;
+  const OfferedLoad& load_;
+  const MeasurementSpec& measured_by_;
   Slo loosest_;      // as a request arrives its class is not known
   double may_miss_;  // share of the requests
   bool from_start_;

@@ -103,7 +103,7 @@ void add_counts(Metrics& metrics, const RequestCounts& counts, bool clients_may_
 }
 
 // One after the other, gaps first: of a long run each takes much memory.
-void add_latencies(Metrics& metrics, const Deployment& e, const Measured& measured,
+void add_latencies(Metrics& metrics, const MeasurementSpec& e, const Measured& measured,
                    std::vector<Repeated> gaps, std::span<const RequestLife> requests) {
   metrics.itl = summarize(std::move(gaps));
   const auto finished =
@@ -139,7 +139,7 @@ void add_latencies(Metrics& metrics, const Deployment& e, const Measured& measur
   if (metrics.tpot.count > 0) metrics.tokens_per_s_per_user = ratio(1000, metrics.tpot.p50);
 }
 
-void add_rates(Metrics& metrics, const Deployment& e, const Sums& totals, double seconds,
+void add_rates(Metrics& metrics, const ServedModel& e, const Sums& totals, double seconds,
                double gpus) {
   const double output = ratio(totals.tokens.output, seconds);
   const double prompt = ratio(totals.tokens.prompt, seconds);
@@ -501,7 +501,7 @@ BreakdownStats breakdown_of(const Totals& totals) {
   return breakdown;
 }
 
-StepStats steps_of(const Deployment& e, const Totals& totals) {
+StepStats steps_of(const ServedModel& e, const Totals& totals) {
   StepStats steps;
   const double busy = totals.busy_seconds();
   std::int64_t count = 0;

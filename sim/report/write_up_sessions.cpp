@@ -152,7 +152,7 @@ std::vector<SlowSession> slowest_of(const Deployment& e, std::span<const Session
 }
 
 // Prompt tokens of all turns that finished, by when they were sent.
-std::vector<HitSpan> hits_over_time(const Deployment& e, const Requests& requests) {
+std::vector<HitSpan> hits_over_time(const EngineSettings& e, const Requests& requests) {
   constexpr std::size_t parts = 24;
   double end = 0;
   for (const RequestLife& life : requests.lives()) end = std::max(end, seconds_at(life.last_token));

@@ -22,7 +22,8 @@ Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requ
       speculation_(deployment, number),
       layout_(deployment) {
   for (int r = 0; r < deployment.parallel.dp; ++r)
-    ranks_.push_back({.kv = empty_cache(static_cast<std::size_t>(r))});
+    ranks_.push_back(
+        {.queue = RankQueue(deployment.kv_layout), .kv = empty_cache(static_cast<std::size_t>(r))});
   batch_.ranks.resize(ranks_.size());
 }
 
@@ -33,11 +34,6 @@ KvCache Instance::empty_cache(std::size_t rank) const {
           deployment_.speculation.has_module(),
           below_.empty() ? TierPort{} : below_[rank],
           remembers_agents(deployment_)};
-}
-
-// Blocks that a sequence which does not run will need beside those that it holds.
-std::int64_t Instance::blocks_wanted(const Sequence& sequence) const {
-  return deployment_.kv_layout.blocks_for(sequence.tokens) - sequence.blocks;
 }
 
 std::int64_t Instance::total_blocks() const {
@@ -81,8 +77,8 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   const bool computed = request.generated == 0 ? deployment_.scheduler->prompts_arrive_computed()
                                                : request.kv_arrived;
   const std::int32_t tokens = request.prompt_tokens + request.generated;
-  Sequence& sequence = rank.waiting.emplace_back(Sequence{
-      id, tokens, computed ? tokens - 1 : 0, computed ? tokens - 1 : request.prompt_tokens, 0});
+  Sequence sequence{id, tokens, computed ? tokens - 1 : 0,
+                    computed ? tokens - 1 : request.prompt_tokens, 0};
   sequence.at_end = static_cast<std::int32_t>(tokens_at_end(request));
   if (request.routing.locality > 0) sequence.locality = request.routing.locality;
   if (deployment_.scheduler->reorders()) {
@@ -101,9 +97,8 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
                                 deployment_.kv_layout.block_tokens),
                    request.agent());
   }
-  ++rank.arrived;
   rank.kv_tokens += tokens;
-  rank.waiting_blocks += deployment_.kv_layout.blocks_for(tokens);
+  rank.queue.arrive(sequence);
 }
 
 void Instance::abandon(std::uint32_t id) {
@@ -158,19 +153,7 @@ void Instance::drop_abandoned() {
       if (rank.progress[place].abandoned) let_go(rank.running[place]);
       return rank.progress[place].abandoned;
     });
-    for (Sequence& sequence : rank.waiting) {
-      if (!gone(sequence)) continue;
-      rank.waiting_blocks -= blocks_wanted(sequence);
-      let_go(sequence);
-    }
-    rank.gone += static_cast<std::int64_t>(std::erase_if(rank.waiting, gone));
-    // A load under way ends first.
-    std::erase_if(rank.parked, [&](Parked& parked) {
-      if (parked.loads > 0 || !gone(parked.sequence)) return false;
-      rank.waiting_blocks -= blocks_wanted(parked.sequence);
-      let_go(parked.sequence);
-      return true;
-    });
+    rank.queue.drop(gone, let_go);
   }
 }
 
@@ -181,19 +164,19 @@ void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
     if (rank.down) continue;
     RankLoad& load = loads.emplace_back();
     load.kv_tokens = rank.kv_tokens;
-    load.waiting = std::ssize(rank.waiting) + std::ssize(rank.parked);
+    load.waiting = rank.queue.sequences();
     load.running = std::ssize(rank.running);
     load.rank = static_cast<std::int32_t>(r);
     load.seats = deployment_.scheduler->max_num_seqs() - load.waiting - load.running;
     load.total_blocks = rank.kv.blocks();
-    load.blocks = rank.kv.blocks() - rank.kv.free_blocks() + rank.waiting_blocks;
+    load.blocks = rank.kv.blocks() - rank.kv.free_blocks() + rank.queue.blocks();
     if (!requests) continue;
     rank.shown.clear();
     for (std::size_t i = 0; i < rank.running.size(); ++i)
       rank.shown.push_back(show_request(rank.running[i], rank.progress[i].generated));
-    for (const Sequence& s : rank.waiting)
+    for (const Sequence& s : rank.queue.waiting())
       rank.shown.push_back(show_request(s, requests_[s.request].generated));
-    for (const Parked& parked : rank.parked)
+    for (const Parked& parked : rank.queue.parked())
       rank.shown.push_back(
           show_request(parked.sequence, requests_[parked.sequence.request].generated));
     load.requests = rank.shown;
@@ -217,32 +200,18 @@ CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
 
 // Shows the scheduler the waiting sequences that it may see: one beyond the seats of a step cannot
 // be admitted.
-void Instance::show_waiting(Rank& rank) {
-  const auto seats = static_cast<std::size_t>(deployment_.scheduler->max_num_seqs());
-  const std::int64_t known = rank.known.empty() ? rank.arrived : rank.known.front();
-  const auto received = static_cast<std::size_t>(std::max<std::int64_t>(known - rank.gone, 0));
-  const auto visible =
-      static_cast<std::ptrdiff_t>(std::min({seats, received, rank.waiting.size()}));
-  if (deployment_.scheduler->reorders()) {
-    order_waiting(rank, std::min(received, rank.waiting.size()));
-    rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
-    return;
-  }
-  // Most steps change nothing here, and a queue may be long.
-  const Rank::Shown shown{rank.arrived, rank.gone, rank.preempted, visible};
-  if (std::exchange(rank.waiting_shown, shown) == shown) return;
-  rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
+std::span<const Sequence> Instance::show_waiting(Rank& rank) {
+  if (deployment_.scheduler->reorders()) order_waiting(rank);
+  return rank.queue.show(static_cast<std::size_t>(deployment_.scheduler->max_num_seqs()));
 }
 
-// Lets the scheduler put those in order that the engine knows. Behind them others go on waiting.
-void Instance::order_waiting(Rank& rank, std::size_t known) {
+void Instance::order_waiting(Rank& rank) const {
   Seconds between_seats(std::numeric_limits<double>::infinity());
   if (rank.finished > 0)
     between_seats = to_seconds(planned_at_ - *rank.runs_since) / double(rank.finished);
   const QueueView view{planned_at_, rank.running, price_, running_of_topic_, between_seats};
-  ordered_.assign(rank.waiting.begin(), rank.waiting.begin() + static_cast<std::ptrdiff_t>(known));
-  deployment_.scheduler->order_waiting(view, ordered_);
-  std::ranges::copy(ordered_, rank.waiting.begin());
+  rank.queue.reorder(
+      [&](std::vector<Sequence>& waiting) { deployment_.scheduler->order_waiting(view, waiting); });
 }
 
 // Those that give up their blocks first come last.
@@ -268,7 +237,7 @@ void Instance::plan_rank(Rank& rank, Turn turn) {
   const Scheduler& scheduler = *deployment_.scheduler;
   const KvCache* cache = deployment_.prefix_caching ? &rank.kv : nullptr;
   RankView view{rank.running,
-                rank.waiting_view,
+                show_waiting(rank),
                 rank.kv.free_blocks(),
                 deployment_.kv_layout,
                 deployment_.buffer_tokens,
@@ -286,8 +255,7 @@ void Instance::plan_rank(Rank& rank, Turn turn) {
     return !below_.empty() && stuck() && give_up_load(rank);
   };
   while (gives_up()) {
-    show_waiting(rank);
-    view.waiting = rank.waiting_view;
+    view.waiting = show_waiting(rank);
     view.free_blocks = rank.kv.free_blocks();
     scheduler.plan(view, turn, rank.plan);
   }
@@ -304,7 +272,6 @@ bool Instance::plan_turn(Turn turn) {
   bool any = false;
   for (Rank& rank : ranks_) {
     if (deployment_.scheduler->reorders()) order_running(rank);
-    show_waiting(rank);
     if (deployment_.speculation.tokens > 0) {
       for (Sequence& sequence : rank.running)
         sequence.drafts = sequence.decoding() ? deployment_.speculation.tokens : 0;
@@ -319,7 +286,7 @@ bool Instance::plan_turn(Turn turn) {
 // Whether requests that have come should wait a step more, so that others go with them.
 bool Instance::should_hold_back() const {
   const ApiServer& server = deployment_.api_server;
-  const auto has_new = [](const Rank& rank) { return rank.arrived > rank.last_known(); };
+  const auto has_new = [](const Rank& rank) { return rank.queue.has_new(); };
   const bool balanced = server.enable_balance && std::ranges::all_of(ranks_, has_new);
   return std::ranges::any_of(ranks_, has_new) && !balanced &&
          held_back_ < server.batch_wait_timeout_iters;
@@ -338,10 +305,7 @@ void Instance::receive() {
   const bool looks = idle || (due && !holds_back);
   if (looks) decodes_since_received_ = 0;
   const auto steps = static_cast<std::size_t>(idle ? 0 : server.admission_steps);
-  for (Rank& rank : ranks_) {
-    rank.known.push_back(looks ? rank.arrived : rank.last_known());
-    while (rank.known.size() > steps + 1) rank.known.pop_front();
-  }
+  for (Rank& rank : ranks_) rank.queue.pass_step(looks, steps);
 }
 
 bool Instance::plan_step() {
@@ -429,10 +393,7 @@ void Instance::preempt_last(Rank& rank) {
   requests_[sequence.request].lost_tokens = sequence.computed;
   rank.kv.preempt(sequence);
   sequence.drafts = 0;
-  rank.waiting_blocks += blocks_wanted(sequence);
-  rank.waiting.push_front(sequence);
-  --rank.gone;
-  ++rank.preempted;
+  rank.queue.put_first(sequence);
   ++requests_[sequence.request].preemptions;
   requests_[sequence.request].state = RequestRecord::State::waiting;
 }
@@ -446,9 +407,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
   if (!rank.runs_since && !rank.plan.admitted_tokens.empty()) rank.runs_since = planned_at_;
   std::vector<std::pair<std::size_t, Sequence>> parked;  // with how many run that came before
   for (const std::int32_t tokens : rank.plan.admitted_tokens) {
-    const Sequence sequence = rank.waiting.front();
-    rank.waiting.pop_front();
-    ++rank.gone;
+    const Sequence sequence = rank.queue.take_first();
     if (tokens == 0) {
       parked.emplace_back(rank.running.size(), sequence);
       continue;
@@ -456,7 +415,6 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
     rank.running.push_back(sequence);
     const RequestRecord& request = requests_[sequence.request];
     rank.progress.push_back({request.last_token, request.generated, request.output_tokens});
-    rank.waiting_blocks -= blocks_wanted(sequence);
     rank.plan.running_tokens.push_back(tokens);
   }
   auto parks = parked.begin();
@@ -554,7 +512,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   if (!plan_step()) {
     if (!below_.empty()) move_blocks(now);
     for (const Rank& rank : ranks_) {
-      const bool idle = rank.running.empty() && rank.waiting.empty();
+      const bool idle = rank.running.empty() && rank.queue.empty();
       check(idle || !rank.sending.empty() || rank.kv.moves(), "a rank with work was left idle");
     }
     return std::nullopt;
@@ -605,16 +563,14 @@ void Instance::drop_requests_of(Rank& rank, OutageRecord& record,
     requests.push_back(rank.running[i].request);
     record.tokens_lost += rank.running[i].computed;
   }
-  for (const Sequence& sequence : rank.waiting) requests.push_back(sequence.request);
+  for (const Sequence& sequence : rank.queue.waiting()) requests.push_back(sequence.request);
   rank.running.clear();
   rank.progress.clear();
-  rank.gone += std::ssize(rank.waiting);
-  rank.waiting.clear();
+  rank.queue.clear();
   rank.sending.clear();
   rank.plan.clear();
   rank.kv = empty_cache(static_cast<std::size_t>(&rank - ranks_.data()));
   rank.kv_tokens = 0;
-  rank.waiting_blocks = 0;
   rank.down = true;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +13,7 @@
 #include "sim/requests/requests.hpp"
 #include "sim/scheduling/scheduler.hpp"
 #include "sim/serving/expert_layout.hpp"
+#include "sim/serving/rank_queue.hpp"
 #include "sim/serving/speculation.hpp"
 #include "sim/serving/step_sampler.hpp"
 #include "sim/step/step_model.hpp"
@@ -106,38 +106,14 @@ class Instance {
     std::int32_t generated = 0, output_tokens = 0;
     bool abandoned = false;
   };
-  // A sequence that waits for blocks from a tier: for so many of its own, or for another's.
-  struct Parked {
-    Sequence sequence{};
-    std::int64_t loads = 0;
-    Time since{};
-  };
   struct Rank {
     std::vector<Sequence> running{};
     std::vector<Progress> progress{};  // of those that run
-    std::deque<Sequence> waiting{};
-    std::vector<Parked> parked{};
-    std::vector<Sequence> waiting_view{};
-    // What waited as waiting_view was made: with the same counts the same sequences wait.
-    struct Shown {
-      std::int64_t arrived = 0, gone = 0, preempted = 0;
-      std::ptrdiff_t visible = 0;
-      bool operator==(const Shown&) const = default;
-    };
-    Shown waiting_shown{};
-    // Sequences that ever waited here, and those that wait no more.
-    std::int64_t arrived = 0, gone = 0;
-    // How often one that ran waited again, which takes it out of `gone`.
-    std::int64_t preempted = 0;
-    // Sequences that the engine knew of, by steps: as many steps ago as it takes from knowing to
-    // scheduling comes first.
-    std::deque<std::int64_t> known{};
+    RankQueue queue;
     // Sequences that left after their first token while their blocks are still held.
     std::vector<Sequence> sending{};
     KvCache kv;
     std::int64_t kv_tokens = 0;
-    // KV blocks that the waiting and parked sequences need beside those that they hold.
-    std::int64_t waiting_blocks = 0;
     std::vector<RankRequest> shown{};
     StepPlan plan{};
     // Whether each that runs has just emitted a token that was not its first, and takes one token a
@@ -152,16 +128,13 @@ class Instance {
     // Since when sequences run here, and how many have finished.
     std::optional<Time> runs_since{};
     std::int64_t finished = 0;
-
-    std::int64_t last_known() const { return known.empty() ? 0 : known.back(); }
   };
 
   RankRequest show_request(const Sequence& sequence, std::int32_t generated) const;
   KvCache empty_cache(std::size_t rank) const;
-  std::int64_t blocks_wanted(const Sequence&) const;
-  void show_waiting(Rank& rank);
+  std::span<const Sequence> show_waiting(Rank& rank);
   void order_running(Rank& rank) const;
-  void order_waiting(Rank& rank, std::size_t known);
+  void order_waiting(Rank& rank) const;
   void receive();
   bool should_hold_back() const;
   bool plan_step();
@@ -230,8 +203,7 @@ class Instance {
   std::int64_t for_experts_ = 0;                 // KV blocks of each rank that experts have taken
   std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
   std::vector<std::int32_t> running_of_topic_;   // if the scheduler reorders
-  std::vector<Sequence> ordered_;
-  std::vector<std::int32_t> decode_places_;  // of the step, once they are asked for
+  std::vector<std::int32_t> decode_places_;      // of the step, once they are asked for
 };
 
 }  // namespace moesim

@@ -22,18 +22,14 @@ void Instance::park(Rank& rank, Sequence sequence) {
   const CacheHit hit = rank.kv.begin_load(sequence);
   check(hit.loads > 0 || rank.kv.loads(), "a sequence is parked for blocks that nothing loads");
   note_loads(sequence, hit);
-  rank.waiting_blocks -= sequence.blocks;
-  rank.parked.push_back({sequence, hit.loads, planned_at_});
+  rank.queue.park({sequence, hit.loads, planned_at_});
 }
 
 // Carries out a plan that does nothing but park sequences.
 void Instance::park_alone() {
   for (Rank& rank : ranks_) {
     for (std::size_t i = 0; i < rank.plan.admitted_tokens.size(); ++i) {
-      const Sequence sequence = rank.waiting.front();
-      rank.waiting.pop_front();
-      ++rank.gone;
-      park(rank, sequence);
+      park(rank, rank.queue.take_first());
     }
     rank.plan.admitted_tokens.clear();
   }
@@ -45,15 +41,11 @@ void Instance::wait_again(Rank& rank, const Parked& parked, Time now) {
   RequestRecord& request = requests_[sequence.request];
   if (request.preemptions == 0 && request.generated == 0) request.loading += now - parked.since;
   if (request.abandoned()) {
-    rank.waiting_blocks -= blocks_wanted(sequence);
     rank.kv_tokens -= sequence.tokens;
     rank.kv.finish(sequence);
     return;
   }
-  const auto later = [&](const Sequence& other) { return other.request > sequence.request; };
-  rank.waiting.insert(std::ranges::find_if(rank.waiting, later), sequence);
-  --rank.gone;
-  ++rank.preempted;
+  rank.queue.put_in_order(sequence);
 }
 
 void Instance::land(std::size_t index, std::size_t tier, const KvTier::Landed& landed, Time now) {
@@ -61,11 +53,11 @@ void Instance::land(std::size_t index, std::size_t tier, const KvTier::Landed& l
   Rank& rank = ranks_[index];
   const std::optional<std::uint32_t> request = rank.kv.land(tier, landed, now);
   if (!request) return;
-  for (const Parked& parked : std::exchange(rank.parked, {})) {
+  for (const Parked& parked : rank.queue.take_parked()) {
     if (parked.loads == 0 || parked.sequence.request == *request) {
       wait_again(rank, parked, now);
     } else {
-      rank.parked.push_back(parked);
+      rank.queue.park(parked);
     }
   }
 }
@@ -74,15 +66,11 @@ void Instance::land(std::size_t index, std::size_t tier, const KvTier::Landed& l
 // last one lets go of it. Not while transfers are under way, which hold blocks too.
 bool Instance::give_up_load(Rank& rank) {
   if (rank.kv.moves()) return false;
-  const auto holds = [](const Sequence& sequence) { return sequence.blocks > 0; };
-  const auto last = std::find_if(rank.waiting.rbegin(), rank.waiting.rend(), holds);
-  if (last == rank.waiting.rend()) return false;
-  rank.waiting_blocks += last->blocks;
-  rank.kv.preempt(*last);
-  rank.kv.below().tier->give_up();
-  note_loads(*last, {});
-  ++rank.preempted;
-  return true;
+  return rank.queue.give_up_last([&](Sequence& sequence) {
+    rank.kv.preempt(sequence);
+    rank.kv.below().tier->give_up();
+    note_loads(sequence, {});
+  });
 }
 
 // Transfers begin that the plan asks for. Answers when its step can begin: what stood in the blocks

@@ -32,7 +32,8 @@ namespace {
 
 // One step as the middle of a run meets it: every decoding sequence somewhere in its recording,
 // every prompt at its beginning.
-StepBatch typical_batch(const Deployment& deployment, const StepContent& content, RowSource& rows) {
+StepBatch typical_batch(const ServedModel& deployment, const StepContent& content,
+                        RowSource& rows) {
   StepBatch batch;
   for (int r = 0; r < deployment.parallel.dp; ++r) {
     batch.ranks.emplace_back();

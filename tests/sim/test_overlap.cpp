@@ -23,7 +23,7 @@ Experiment experiment(const Json& patch) {
   return load_experiment(ConfigNode(json, file), traces);
 }
 
-StepCost decode_step(const Json& overlap, int sequences = 64) {
+StepCost step_with(const Json& overlap, int sequences = 64) {
   return explain_step(experiment({{"overlap", overlap}}), decode_step(sequences, 2048)).cost;
 }
 
@@ -94,7 +94,7 @@ TEST_CASE("sampled steps are split like exact ones") {
 }
 
 TEST_CASE("the shared expert hides behind dispatch, and no more than there is of either") {
-  const StepCost plain = decode_step("none"), hidden = decode_step("shared_expert");
+  const StepCost plain = step_with("none"), hidden = step_with("shared_expert");
   const double shared = seconds_of(plain, Part::shared_experts);
   CHECK(hidden.dispatch.time == plain.dispatch.time);
   CHECK(hidden.dispatch.hidden.count() > 0);
@@ -107,16 +107,16 @@ TEST_CASE("the shared expert hides behind dispatch, and no more than there is of
 }
 
 TEST_CASE("combine beside the next attention leaves exposed what attention does not cover") {
-  const StepCost plain = decode_step("none"), hidden = decode_step("combine_attention");
+  const StepCost plain = step_with("none"), hidden = step_with("combine_attention");
   CHECK(hidden.combine.hidden.count() > 0);
   CHECK_THAT(plain.total.count() - hidden.total.count(),
              WithinRel(hidden.combine.hidden.count(), 1e-9));
-  const StepCost both = decode_step({"shared_expert", "combine_attention"});
+  const StepCost both = step_with({"shared_expert", "combine_attention"});
   CHECK(both.total < hidden.total);
 }
 
 TEST_CASE("two micro-batches pay for their own experts") {
-  const StepCost plain = decode_step("none"), split = decode_step("two_batch");
+  const StepCost plain = step_with("none"), split = step_with("two_batch");
   REQUIRE(split.micro_batches == 2);
   double weights = 0, halves = 0;
   for (std::size_t l = 0; l < plain.layers.size(); ++l) {
@@ -136,8 +136,8 @@ TEST_CASE("two micro-batches pay for their own experts") {
 }
 
 TEST_CASE("small batches are not split, and every kind of overlap adds up") {
-  CHECK(decode_step("two_batch", 32).micro_batches == 1);
-  CHECK(decode_step("two_batch", 33).micro_batches == 2);
+  CHECK(step_with("two_batch", 32).micro_batches == 1);
+  CHECK(step_with("two_batch", 33).micro_batches == 2);
   for (const Json& overlap :
        {Json("none"), Json("shared_expert"), Json("two_batch"),
         Json({"shared_expert", "combine_attention"}), Json({"two_batch", "shared_expert"})}) {

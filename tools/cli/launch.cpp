@@ -29,17 +29,17 @@ int redundant_experts(const PoolSpec& pool) {
   return pool.model.experts == 0 ? 0 : problem.gpus * problem.slots_per_gpu - problem.experts;
 }
 
-std::string decode_routing(const PoolSpec& pool) {
+std::string decode_routing(const ChosenPolicies& pool) {
   return std::string(pool.phases[std::size_t(StepKind::decode)].routing.name());
 }
 
 // A dense model's experts are not placed.
-std::filesystem::path placement_file(const PoolSpec& pool) {
+std::filesystem::path placement_file(const ChosenPolicies& pool) {
   return pool.placed.placer == nullptr ? std::filesystem::path() : pool.placed.placer->file();
 }
 
 // Prompt and output of the longest request, where both are known.
-std::optional<Request> longest_of(const PoolSpec& pool) {
+std::optional<Request> longest_of(const OfferedLoad& pool) {
   const Request longest = pool.workload.lengths->longest();
   if (longest.prompt_tokens == 0 || longest.output_tokens == 0) return std::nullopt;
   return longest;
@@ -136,7 +136,7 @@ struct Weights {
   std::string note;  // what is to be put in its place
 };
 
-Weights weights_of(const PoolSpec& pool) {
+Weights weights_of(const ServedModel& pool) {
   const auto in_place_of = [&](const std::string& name, const char* why) {
     return Weights{
         name, fmt::format("weights: {}; use a name or path of {} weights instead of {}", why,
@@ -208,7 +208,7 @@ void note_decode_offload(const ExperimentSpec& spec, const ServingEngine& engine
 }
 
 // Which roles no command here starts.
-void note_afd(const PoolSpec& pool, const ServingEngine& engine, Notes& notes) {
+void note_afd(const ServedModel& pool, const ServingEngine& engine, Notes& notes) {
   if (!pool.parallel.afd()) return;
   const std::string_view how = engine.launch.afd;
   notes.push_back(fmt::format(

@@ -139,7 +139,7 @@ std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Lay
 }
 
 // The GPUs of a group, each with the MoE layers of its stage.
-std::vector<Timeline::Gpu> gpus_of(const Deployment& group) {
+std::vector<Timeline::Gpu> gpus_of(const ServedModel& group) {
   const ParallelPlan& plan = group.parallel;
   const int layers = static_cast<int>(group.model.layers.size());
   std::vector<std::vector<std::size_t>> of_stage(at(plan.pp));

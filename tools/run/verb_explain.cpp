@@ -347,7 +347,7 @@ struct ActiveExperts {
   int micro_batches = 1;
 };
 
-std::optional<ActiveExperts> active_experts(const ExplainedStep& step, const Deployment& e) {
+std::optional<ActiveExperts> active_experts(const ExplainedStep& step, const ServedModel& e) {
   const std::vector<LayerOutcome>& layers = step.cost.moe_layers();
   if (layers.empty()) return std::nullopt;
   ActiveExperts active;
@@ -492,7 +492,7 @@ std::string grounds_of(const StepCost& cost) {
 }
 
 // " of 189 decodes and 8192 prompt tokens a rank".
-std::string content_text(const ExplainedStep& step, const Deployment& e) {
+std::string content_text(const ExplainedStep& step, const ServedModel& e) {
   std::string text;
   const auto add = [&](std::int64_t tokens, const char* what) {
     if (tokens > 0)

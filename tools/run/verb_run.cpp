@@ -182,7 +182,7 @@ double above_mean(const std::vector<std::int64_t>& totals, std::size_t rank) {
 
 // The layer of a GPU in which its EP rank is most above the mean rank, by activated experts, or,
 // where it is not, by tokens.
-std::string busiest_layer(const PoolStats& pool, const Deployment& e, int gpu) {
+std::string busiest_layer(const PoolStats& pool, const ServedModel& e, int gpu) {
   const auto* usual = usual_kind(pool);
   if (usual == nullptr || e.parallel.ep == 1) return "";
   const ParallelPlan& plan = e.parallel;
@@ -270,7 +270,7 @@ std::string latency_table(const Metrics& metrics) {
 }
 
 // A row for each class of requests, with what it is owed.
-std::string class_table(const Report& report, const Deployment& e) {
+std::string class_table(const Report& report, const OfferedLoad& e) {
   if (report.classes.empty()) return "";
   Table table({"class", "requests", "ttft ms, median", "p99", "due in", "in time", "all objectives",
                "goodput/s"});

@@ -32,7 +32,7 @@ double numbers_of_checkpoint(const MoeModel& model, Precision experts) {
 }
 
 // Keys and values of a token over all layers and GPUs.
-double kv_numbers(const Deployment& d, int gpus) {
+double kv_numbers(const ServedModel& d, int gpus) {
   const PrecisionPlan plain{};
   double numbers = 0;
   for (const LayerSpec& layer : d.model.layers) {
