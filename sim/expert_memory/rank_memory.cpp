@@ -169,14 +169,12 @@ void RankMemory::sort_misses(std::span<const std::int32_t> tokens, int first) {
   });
 }
 
-Seconds RankMemory::run(int layer, Time now, const TokensOf& tokens_of, const GemmTime& gemm,
-                        ExpertMemoryTally& tally) {
-  begin_prefetches(now, tally);
-  const std::span<const std::int32_t> tokens = tokens_of(layer);
+// Which of the experts with tokens are in HBM, on their way there, or neither.
+void RankMemory::look_up(int layer, Time now, std::span<const std::int32_t> tokens,
+                         ExpertMemoryTally& tally) {
   const int first = first_key_[at(layer)];
   const auto pinned = of_layer(pinned_, layer);
   const auto prefetched = of_layer(prefetched_, layer);
-
   // What was foreseen wrongly may make room from here on.
   std::fill(pinned.begin(), pinned.end(), std::uint8_t{0});
   misses_.clear();
@@ -201,6 +199,16 @@ Seconds RankMemory::run(int layer, Time now, const TokensOf& tokens_of, const Ge
   }
   tally.late += std::ssize(late_);
   tally.misses += std::ssize(misses_) + std::ssize(late_);
+}
+
+Seconds RankMemory::run(int layer, Time now, const TokensOf& tokens_of, const GemmTime& gemm,
+                        ExpertMemoryTally& tally) {
+  begin_prefetches(now, tally);
+  const std::span<const std::int32_t> tokens = tokens_of(layer);
+  const int first = first_key_[at(layer)];
+  const auto pinned = of_layer(pinned_, layer);
+  const auto prefetched = of_layer(prefetched_, layer);
+  look_up(layer, now, tokens, tally);
 
   Seconds took = gemm(running_);
   running_.assign(tokens.size(), 0);

@@ -82,6 +82,7 @@ class RankMemory {
   Time fetch(int key, Time issue, ExpertMemoryTally&);
   void begin_prefetches(Time now, ExpertMemoryTally&);
   void queue_prefetches(int after_layer, Time now, const TokensOf&);
+  void look_up(int layer, Time now, std::span<const std::int32_t> tokens, ExpertMemoryTally&);
   void sort_misses(std::span<const std::int32_t> tokens, int first);
 
   ExpertMemoryPlan plan_;

@@ -368,6 +368,19 @@ std::int32_t most_with_shared(const SharedExpert& shared, const RoutingProblem& 
   return *std::ranges::max_element(tokens);
 }
 
+// What a router chose beside the load.
+void add_choice(const Limits& limits, const TokenRouter& router, const RoutingProblem& problem,
+                RoutedLayer& routed, const LayerLoad& load, Score& score) {
+  score.step_copies += std::ssize(routed.copies());
+  if (!limits.by_selection()) return;
+  const auto slots = routed.slot_of_selection(router, problem);
+  if (limits.locality_ranks > 0)
+    score.locality +=
+        locality(routed.placement(), slots, problem.rows.source_rank, limits.locality_ranks);
+  if (limits.shared_expert)
+    score.max_with_shared += most_with_shared(*limits.shared_expert, problem, routed, slots, load);
+}
+
 std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t layer,
                                const Routers& routers, const Batches& batches, RooflineTime time,
                                const Limits& limits) {
@@ -401,16 +414,7 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
       routed.route(*routers[i], problem, loads[i]);
       const std::vector<std::int32_t>& tokens_of_slot = routed.tokens_of_slot();
       scores[i].time += time.busiest(routed.placement(), tokens_of_slot);
-      scores[i].step_copies += std::ssize(routed.copies());
-      if (limits.by_selection()) {
-        const auto slots = routed.slot_of_selection(*routers[i], problem);
-        if (limits.locality_ranks > 0)
-          scores[i].locality +=
-              locality(routed.placement(), slots, problem.rows.source_rank, limits.locality_ranks);
-        if (limits.shared_expert)
-          scores[i].max_with_shared +=
-              most_with_shared(*limits.shared_expert, problem, routed, slots, loads[i]);
-      }
+      add_choice(limits, *routers[i], problem, routed, loads[i], scores[i]);
       scores[i].capacity += tally;
       if (limits.caches()) memories[i].run(tokens_of_slot, scores[i]);
     }
@@ -609,6 +613,69 @@ std::vector<std::string> remarks_of(const RoutingTrace& trace, const ReplayConfi
   return remarks;
 }
 
+namespace {
+
+// What all placements and routings are scored on.
+struct Draws {
+  std::vector<Batches> batches;                 // [config.batches]
+  std::vector<std::vector<Batches>> resamples;  // [resamples][config.batches]
+};
+
+Draws draw_batches(const RoutingTrace& trace, const ReplayConfig& config, const Usable& usable) {
+  const auto all_sizes = [&](const Usable& of) {
+    std::vector<Batches> sampled;
+    for (const int batch : config.batches)
+      sampled.push_back(sample_batches(trace, of, batch, config));
+    return sampled;
+  };
+  Draws draws{all_sizes(usable), {}};
+  for (int i = 0; i < config.bootstrap; ++i)
+    draws.resamples.push_back(all_sizes(resampled(usable, config.seed, i)));
+  return draws;
+}
+
+// One placement, and what its rows have in common.
+struct Placed {
+  ExpertPlacement experts;
+  Routers routers;
+  ReplayRow alike;
+};
+
+void add_rows(const Placed& placed, const ReplayConfig& config, const Draws& draws,
+              const Limits& limits, std::vector<ReplayRow>& rows) {
+  const auto& [placement, routers, alike] = placed;
+  for (std::size_t b = 0; b < draws.batches.size(); ++b) {
+    const std::vector<Score> scores =
+        score_all(placement, routers, draws.batches[b], config.time, limits);
+    const std::size_t first = rows.size();
+    for (std::size_t i = 0; i < config.routings.size(); ++i) {
+      const Score& score = scores[asked_for + i];
+      ReplayRow row = scored_row(score, scores[even], scores[optimal]);
+      if (routers[asked_for + i]->step_slots() > 0)
+        row.step_copies_mean = double(score.step_copies) / double(score.cases);
+      row.placement = alike.placement;
+      row.replication = alike.replication;
+      row.token_imbalance = alike.token_imbalance;
+      row.replication_effective = alike.replication_effective;
+      row.batch = config.batches[b];
+      row.tokens_per_request = draws.batches[b].tokens_per_request();
+      row.routing = label(config.routings[i]);
+      rows.push_back(std::move(row));
+    }
+    for (const std::vector<Batches>& resample : draws.resamples) {
+      const std::vector<Score> drawn =
+          score_all(placement, routers, resample[b], config.time, limits);
+      for (std::size_t i = 0; i < config.routings.size(); ++i) {
+        const Score& score = drawn[asked_for + i];
+        rows[first + i].activated_of_resample.push_back(static_cast<double>(score.max_activated) /
+                                                        static_cast<double>(score.cases));
+      }
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& config,
                               const Policies& policies) {
   require_sound(config);
@@ -616,61 +683,31 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   require_apart(trace, config);
   const Limits limits = read_limits(config, policies);
   const Usable usable = usable_requests(trace, config);
-  std::vector<Batches> batches;
-  for (const int batch : config.batches) {
-    batches.push_back(sample_batches(trace, usable, batch, config));
-  }
-  std::vector<std::vector<Batches>> resamples;  // [resamples][batches]
-  for (int i = 0; i < config.bootstrap; ++i) {
-    const Usable drawn = resampled(usable, config.seed, i);
-    auto& sampled = resamples.emplace_back();
-    for (const int batch : config.batches)
-      sampled.push_back(sample_batches(trace, drawn, batch, config));
-  }
+  const Draws draws = draw_batches(trace, config, usable);
   const std::vector<ExpertLoad> scored = scored_load(trace, usable);
-  std::vector<std::unique_ptr<Placer>> asked;
+  std::vector<std::unique_ptr<Placer>> placers;
   for (const ConfigNode& policy : config.placements)
-    asked.push_back(policies.placement.make(policy));
-
+    placers.push_back(policies.placement.make(policy));
   std::vector<ReplayRow> rows;
-  for (std::size_t p = 0; p < asked.size(); ++p) {
-    const ExpertStatistics seen = observe(std::array{&trace}, observation(*asked[p], config));
+  for (std::size_t p = 0; p < placers.size(); ++p) {
+    const Placer& placer = *placers[p];
+    const ExpertStatistics seen = observe(std::array{&trace}, observation(placer, config));
     for (const double replication : config.replications) {
       const PlacementProblem problem = placement_problem(trace, config, replication);
-      const ExpertPlacement placement = config.by_gain ? place_by_gain(*asked[p], problem, seen)
-                                                       : place_all(*asked[p], problem, seen);
-      const double token_imbalance = score_placement(placement, scored).imbalance_mean;
-      const Routers routers = make_routers(
-          config.routings, policies, {placement, config.time, seen.load, ranks_of_node(config)});
-      require_standing(routers, limits);
-      for (std::size_t b = 0; b < batches.size(); ++b) {
-        const std::vector<Score> scores =
-            score_all(placement, routers, batches[b], config.time, limits);
-        for (std::size_t i = 0; i < config.routings.size(); ++i) {
-          const Score& score = scores[asked_for + i];
-          ReplayRow row = scored_row(score, scores[even], scores[optimal]);
-          if (routers[asked_for + i]->step_slots() > 0)
-            row.step_copies_mean = double(score.step_copies) / double(score.cases);
-          row.placement = label(config.placements[p]);
-          row.replication = replication;
-          row.token_imbalance = token_imbalance;
-          row.replication_effective =
-              static_cast<double>(problem.slots_per_gpu) * config.gpus / trace.num_experts();
-          row.batch = config.batches[b];
-          row.tokens_per_request = batches[b].tokens_per_request();
-          row.routing = label(config.routings[i]);
-          rows.push_back(std::move(row));
-        }
-        for (const std::vector<Batches>& resample : resamples) {
-          const std::vector<Score> drawn =
-              score_all(placement, routers, resample[b], config.time, limits);
-          for (std::size_t i = 0; i < config.routings.size(); ++i) {
-            const Score& score = drawn[asked_for + i];
-            rows[rows.size() - config.routings.size() + i].activated_of_resample.push_back(
-                static_cast<double>(score.max_activated) / static_cast<double>(score.cases));
-          }
-        }
-      }
+      Placed placed{
+          config.by_gain ? place_by_gain(placer, problem, seen) : place_all(placer, problem, seen),
+          {},
+          {}};
+      placed.routers =
+          make_routers(config.routings, policies,
+                       {placed.experts, config.time, seen.load, ranks_of_node(config)});
+      require_standing(placed.routers, limits);
+      placed.alike.placement = label(config.placements[p]);
+      placed.alike.replication = replication;
+      placed.alike.token_imbalance = score_placement(placed.experts, scored).imbalance_mean;
+      placed.alike.replication_effective =
+          static_cast<double>(problem.slots_per_gpu) * config.gpus / trace.num_experts();
+      add_rows(placed, config, draws, limits, rows);
     }
   }
   compare_with_first(rows);

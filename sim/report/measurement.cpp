@@ -206,66 +206,84 @@ void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) c
   if (!cost.samples.empty()) {
     ++kind.experts.steps_by_samples[cost.samples];
   } else {
-    add_layers(kind.experts, totals, cost.layers, cost.tokens_of_expert, 1, now);
+    add_layers(kind.experts, totals, {cost.layers, cost.tokens_of_expert}, 1, now);
   }
 }
 
+namespace {
+
+// What EP ranks did in one layer of a step.
+struct RankSums {
+  double ranks = 0, activated = 0, tokens = 0, squares = 0;
+  double mean() const { return tokens / ranks; }
+  double variation() const {
+    return std::sqrt(std::max(0.0, squares / ranks - mean() * mean())) / mean();
+  }
+};
+
+RankSums add_ranks(const LayerLoad& load, std::int64_t steps, ExpertTotals::Layer& layer) {
+  layer.tokens_of_rank.resize(load.tokens.size());
+  layer.activated_of_rank.resize(load.tokens.size());
+  RankSums sums{.ranks = static_cast<double>(load.tokens.size())};
+  for (std::size_t rank = 0; rank < load.tokens.size(); ++rank) {
+    sums.activated += load.activated[rank];
+    sums.tokens += load.tokens[rank];
+    sums.squares += double(load.tokens[rank]) * load.tokens[rank];
+    layer.tokens_of_rank[rank] += load.tokens[rank] * steps;
+    layer.activated_of_rank[rank] += load.activated[rank] * steps;
+  }
+  layer.rank_tokens.add(load.tokens, steps);
+  layer.rank_activated.add(load.activated, steps);
+  return sums;
+}
+
+// With a shared expert that is a slot: the rows of ranks, its tokens too.
+void add_shared_rows(const LayerOutcome& outcome, double times, ExpertTotals& totals) {
+  if (outcome.shared_tokens.empty()) return;
+  double most = 0, sum = 0;
+  for (std::size_t rank = 0; rank < outcome.shared_tokens.size(); ++rank) {
+    const double rows = double(outcome.load.tokens[rank]) + outcome.shared_tokens[rank];
+    most = std::max(most, rows);
+    sum += rows;
+  }
+  totals.max_rows += most * times;
+  totals.mean_rows += sum / static_cast<double>(outcome.shared_tokens.size()) * times;
+}
+
+}  // namespace
+
 // What so many steps did in their MoE layers; `now`, if it was one.
-void Measurement::add_layers(ExpertTotals& totals, Totals& all,
-                             std::span<const LayerOutcome> layers,
-                             std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
-                             std::optional<Time> now) const {
+void Measurement::add_layers(ExpertTotals& totals, Totals& all, const LayersDone& done,
+                             std::int64_t steps, std::optional<Time> now) const {
   const MoeModel& model = deployment_.model;
   const auto experts = at(model.experts);
   const auto times = static_cast<double>(steps);
-  totals.layers.resize(layers.size());
-  for (std::size_t l = 0; l < layers.size(); ++l) {
-    const LayerOutcome& outcome = layers[l];
+  totals.layers.resize(done.layers.size());
+  for (std::size_t l = 0; l < done.layers.size(); ++l) {
+    const LayerOutcome& outcome = done.layers[l];
     const LayerLoad& load = outcome.load;
     ExpertTotals::Layer& layer = totals.layers[l];
-    const auto ranks = static_cast<double>(load.tokens.size());
-    layer.tokens_of_rank.resize(load.tokens.size());
-    layer.activated_of_rank.resize(load.tokens.size());
-    double activated = 0, tokens = 0, squares = 0;
-    for (std::size_t rank = 0; rank < load.tokens.size(); ++rank) {
-      activated += load.activated[rank];
-      tokens += load.tokens[rank];
-      squares += double(load.tokens[rank]) * load.tokens[rank];
-      layer.tokens_of_rank[rank] += load.tokens[rank] * steps;
-      layer.activated_of_rank[rank] += load.activated[rank] * steps;
-    }
-    layer.rank_tokens.add(load.tokens, steps);
-    layer.rank_activated.add(load.activated, steps);
-    const auto tokens_of_layer = tokens_of_expert.subspan(l * experts, experts);
+    const RankSums sums = add_ranks(load, steps, layer);
+    const auto tokens_of_layer = done.tokens_of_expert.subspan(l * experts, experts);
     layer.expert_tokens.add(tokens_of_layer, steps);
     // As whole numbers, of which several are added at a time.
     const auto selections = static_cast<double>(
         std::accumulate(tokens_of_layer.begin(), tokens_of_layer.end(), std::int64_t{0}));
-    const double mean = tokens / ranks;
-    const double ratio = load.max_tokens / mean;
+    const double ratio = load.max_tokens / sums.mean();
     const bool hot = ratio > deployment_.hot_rank_threshold;
     totals.layer_steps += times;
     totals.max_activated += load.max_activated * times;
-    totals.mean_activated += activated / ranks * times;
+    totals.mean_activated += sums.activated / sums.ranks * times;
     totals.max_tokens += load.max_tokens * times;
-    totals.mean_tokens += mean * times;
-    totals.cv += std::sqrt(std::max(0.0, squares / ranks - mean * mean)) / mean * times;
+    totals.mean_tokens += sums.mean() * times;
+    totals.cv += sums.variation() * times;
     totals.active_experts += outcome.active_experts * times;
     totals.uniformly_active += uniformly_active(model.experts, model.experts_per_token,
                                                 selections / model.experts_per_token) *
                                times;
     totals.useful_rows += static_cast<double>(outcome.useful_rows) * times;
     totals.padded_rows += static_cast<double>(outcome.padded_rows) * times;
-    if (!outcome.shared_tokens.empty()) {
-      double most = 0, sum = 0;
-      for (std::size_t rank = 0; rank < outcome.shared_tokens.size(); ++rank) {
-        const double rows = double(load.tokens[rank]) + outcome.shared_tokens[rank];
-        most = std::max(most, rows);
-        sum += rows;
-      }
-      totals.max_rows += most * times;
-      totals.mean_rows += sum / ranks * times;
-    }
+    add_shared_rows(outcome, times, totals);
     totals.step_copies += outcome.step_copies * times;
     totals.step_copy_bytes += (outcome.bringing.nvlink + outcome.bringing.network).value() * times;
     for (std::int64_t Locality::*count :
@@ -318,7 +336,7 @@ Totals Measurement::finish(Time now, Window window) {
         std::ranges::transform(tokens_of_expert, sample->tokens_of_expert(),
                                tokens_of_expert.begin(), std::plus());
       }
-      add_layers(kind.experts, totals, layers, tokens_of_expert, steps, std::nullopt);
+      add_layers(kind.experts, totals, {layers, tokens_of_expert}, steps, std::nullopt);
     }
   }
   return totals;

@@ -164,8 +164,12 @@ class Measurement {
   void add_gap(TokenGap gap);
   void add(Totals&, const StepRecord&, const WindowTokens&, Time now) const;
   void add_step(Totals&, const StepRecord&, Time now) const;
-  void add_layers(ExpertTotals&, Totals&, std::span<const LayerOutcome>,
-                  std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
+  // The MoE layers of a step, and its tokens by expert: [MoE layers, experts].
+  struct LayersDone {
+    std::span<const LayerOutcome> layers;
+    std::span<const std::int32_t> tokens_of_expert;
+  };
+  void add_layers(ExpertTotals& totals, Totals& all, const LayersDone& done, std::int64_t steps,
                   std::optional<Time> now) const;
 
   const Deployment& deployment_;

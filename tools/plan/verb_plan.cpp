@@ -704,57 +704,56 @@ Three files are written: NAME.json (the best deployment, an experiment), NAME.sq
 NAME.html (a page of the runs). NAME is -o, or follows from the question. The same command continues
 a stopped search. Exit 3 if no deployment meets the limits, with the nearest miss.)";
 
-}  // namespace
-
-Action setup_plan(CLI::App& command) {
-  const auto options = std::make_shared<PlanOptions>();
-  PlanQuestion& question = options->question;
-  command.add_option("--model", options->model, model_option)->required();
-  command.add_option("--gpu", options->gpu, "a name of moesim list gpus");
+// What is served, and on what.
+void add_hardware(CLI::App& command, PlanOptions& options) {
+  command.add_option("--model", options.model, model_option)->required();
+  command.add_option("--gpu", options.gpu, "a name of moesim list gpus");
   command
-      .add_option("--gpus", options->gpus,
+      .add_option("--gpus", options.gpus,
                   "number of GPUs; several numbers: a plan for each, and how it scales")
       ->delimiter(',')
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command.add_option("--cluster", options->cluster,
+  command.add_option("--cluster", options.cluster,
                      "instead of --gpu and --gpus: a file, or a name of moesim list clusters");
-  command.add_option("--isl", options->prompt, "tokens of a prompt; 4k: 4096")
+}
+
+// What users send, and what they are owed.
+void add_load(CLI::App& command, PlanOptions& options) {
+  PlanQuestion& question = options.question;
+  command.add_option("--isl", options.prompt, "tokens of a prompt; 4k: 4096")
       ->capture_default_str();
-  command.add_option("--osl", options->generated, "tokens of an output")->capture_default_str();
-  command.add_option("--sessions", options->sessions,
+  command.add_option("--osl", options.generated, "tokens of an output")->capture_default_str();
+  command.add_option("--sessions", options.sessions,
                      "sessions instead of --isl and --osl: chat, coding, codex, or a session file");
   command.add_option("--ttft", question.ttft, "limit of the time to the first token, e.g. 1s");
   command.add_option("--tpot", question.tpot, "limit of the time per output token, e.g. 50ms");
-  options->session_limits.add_to(command);
+  options.session_limits.add_to(command);
   command
       .add_option(
-          "--host-memory", options->host_memory,
+          "--host-memory", options.host_memory,
           "host memory of a node, whose worth as a KV tier --sessions tells; 0 B: not asked")
       ->capture_default_str();
   command
-      .add_option("--attainment", options->attainment,
+      .add_option("--attainment", options.attainment,
                   "the share of requests that must meet the limits")
       ->check(a_share())
       ->capture_default_str();
   command.add_option("--trace", question.trace,
                      "a routing trace of the model (default: synthetic gating)");
+}
+
+// What runs the model.
+void add_engine(CLI::App& command, PlanOptions& options) {
+  PlanQuestion& question = options.question;
   command
-      .add_option("--drafts", options->drafts,
+      .add_option("--drafts", options.drafts,
                   "speculative tokens of a sequence and step, the most to try; 0: no speculation")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
   command
-      .add_option("--acceptance", options->acceptance,
-                  "the share of draft tokens that are accepted")
+      .add_option("--acceptance", options.acceptance, "the share of draft tokens that are accepted")
       ->check(CLI::Range(0., 1.))
-      ->capture_default_str();
-  command.add_option("--anchor", options->anchor, "measured runs, as `calibrate --serving` writes");
-  command
-      .add_option("--price", options->price,
-                  "dollars per GPU and hour (default: that of the GPU's file)")
-      ->check(CLI::Range(0., 1e6));
-  command.add_option("--seed", question.seed, "seed of arrivals and synthetic routing")
       ->capture_default_str();
   std::vector<std::string> engines(engine_names().begin(), engine_names().end());
   engines.emplace_back("none");
@@ -768,22 +767,44 @@ Action setup_plan(CLI::App& command) {
                      "the model's files store them)");
   command.add_option("--kv-cache-dtype", question.kv_cache_dtype,
                      "precision of the KV cache, e.g. fp8 (default: the engine's)");
+}
+
+// How the answer is found and given.
+void add_answer(CLI::App& command, PlanOptions& options) {
+  PlanQuestion& question = options.question;
+  command.add_option("--anchor", options.anchor, "measured runs, as `calibrate --serving` writes");
+  command
+      .add_option("--price", options.price,
+                  "dollars per GPU and hour (default: that of the GPU's file)")
+      ->check(CLI::Range(0., 1e6));
+  command.add_option("--seed", question.seed, "seed of arrivals and synthetic routing")
+      ->capture_default_str();
   command
       .add_option(
-          "--layouts", options->layouts,
+          "--layouts", options.layouts,
           "usual, or all: also DCP, experts cut over some GPUs, GPUs for experts alone (AFD)")
       ->check(CLI::IsMember({"usual", "all"}))
       ->capture_default_str();
   command
-      .add_option("--by", options->by,
+      .add_option("--by", options.by,
                   "rate: most requests/s first; energy: of the best, fewest joules a token first")
       ->check(CLI::IsMember({"rate", "energy"}))
       ->capture_default_str();
-  command.add_option("-o,--output", options->output,
+  command.add_option("-o,--output", options.output,
                      "name of the files written, without ending (default: the question's)");
-  command.add_flag("--no-page", options->no_page, "write no page");
-  add_launch_option(command, options->launch);
-  command.add_flag("--json", options->json, "print JSON instead of tables");
+  command.add_flag("--no-page", options.no_page, "write no page");
+  add_launch_option(command, options.launch);
+  command.add_flag("--json", options.json, "print JSON instead of tables");
+}
+
+}  // namespace
+
+Action setup_plan(CLI::App& command) {
+  const auto options = std::make_shared<PlanOptions>();
+  add_hardware(command, *options);
+  add_load(command, *options);
+  add_engine(command, *options);
+  add_answer(command, *options);
   command.footer(std::string(plan_footer));
   return [options] { return run(*options); };
 }

@@ -30,23 +30,84 @@ std::vector<ConfigNode> policies(const std::vector<std::string>& names, const ch
   return nodes;
 }
 
+// The columns that some tables have: rows are alike in what they have.
+struct ExtraColumns {
+  explicit ExtraColumns(const std::vector<ReplayRow>& rows) {
+    if (rows.empty()) return;
+    const ReplayRow& first = rows.front();
+    const auto any = [&](auto&& has) { return std::ranges::any_of(rows, has); };
+    drops = any([](const ReplayRow& row) { return row.dropped > 0; });
+    brings = any([](const ReplayRow& row) { return row.step_copies_mean.has_value(); });
+    misses = first.hit_rate.has_value();
+    shared = first.max_tokens_with_shared_mean.has_value();
+    near = first.own_gpu_share.has_value();
+    resampled = first.requests_margin.has_value();
+  }
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    if (drops) names.push_back("dropped");
+    if (misses) names.push_back("in HBM");
+    if (brings) names.push_back("copies");
+    if (shared) names.push_back("with shared");
+    if (near) names.insert(names.end(), {"own GPU", "own node"});
+    if (resampled) names.insert(names.end(), {"+- requests", "% of first", "+-"});
+    return names;
+  }
+
+  std::vector<std::string> cells(const ReplayRow& row) const {
+    const auto percent = [](double share) { return fmt::format("{:.2f} %", 100 * share); };
+    std::vector<std::string> cells;
+    if (drops) cells.push_back(percent(row.dropped));
+    if (misses) cells.push_back(percent(row.hit_rate.value_or(1)));
+    if (brings) cells.push_back(fmt::format("{:.2f}", row.step_copies_mean.value_or(0)));
+    if (shared) cells.push_back(fmt::format("{:.2f}", *row.max_tokens_with_shared_mean));
+    for (const auto& share : {row.own_gpu_share, row.own_node_share})
+      if (near) cells.push_back(percent(share.value_or(0)));
+    if (resampled) {
+      cells.push_back(fmt::format("{:.3f}", row.requests_margin.value_or(0)));
+      const auto& change = row.against_first;
+      cells.push_back(change ? fmt::format("{:+.2f}", change->percent) : "-");
+      cells.push_back(change ? fmt::format("{:.2f}", change->margin) : "-");
+    }
+    return cells;
+  }
+
+  std::string explained() const {
+    std::string text;
+    if (brings)
+      text +=
+          "copies: copies of experts that a layer of a batch brings; their bytes are not in the "
+          "time.\n";
+    if (shared) text += "with shared: tokens on the busiest GPU, those of the shared expert too.\n";
+    if (near)
+      text += "own GPU, own node: selections that the GPU or the node of their token serves.\n";
+    if (resampled)
+      text +=
+          "+- requests: 95 % interval over resampled requests. % of first: slots against "
+          "the first placement's\nwith the same routing, and the interval of that over "
+          "the same resamples.\n";
+    return text;
+  }
+
+  bool drops = false, misses = false, brings = false, shared = false, near = false,
+       resampled = false;
+};
+
+constexpr std::string_view explained_columns =
+    R"(slots: number of slots with tokens on the busiest GPU, mean over layers and batches. +-: 95 % interval
+over batches. tokens: tokens on the busiest GPU. prefill: tokens of the fullest GPU over the mean GPU
+when copies share evenly. bound: ceil(active experts / GPUs), a limit for any placement and routing.
+time: max(weight time * slots, token time * tokens) of the slowest GPU. Columns with / are slots over
+those of the bound, of the best routing, of the even split. worse: layers of batches where a routing
+activates more slots than the even split. each: tokens per request.
+)";
+
 std::string to_text(const std::vector<ReplayRow>& rows) {
-  const bool drops =
-      std::any_of(rows.begin(), rows.end(), [](const ReplayRow& row) { return row.dropped > 0; });
-  const bool misses = !rows.empty() && rows.front().hit_rate;
+  const ExtraColumns extra(rows);
   std::vector<std::string> columns({"placement", "replicas", "prefill", "batch", "routing", "slots",
                                     "+-", "/bound", "tokens", "time", "/best", "/even", "worse"});
-  const bool brings = std::ranges::any_of(
-      rows, [](const ReplayRow& row) { return row.step_copies_mean.has_value(); });
-  if (drops) columns.push_back("dropped");
-  if (misses) columns.push_back("in HBM");
-  if (brings) columns.push_back("copies");
-  const bool shared = !rows.empty() && rows.front().max_tokens_with_shared_mean;
-  if (shared) columns.push_back("with shared");
-  const bool near = !rows.empty() && rows.front().own_gpu_share;
-  if (near) columns.insert(columns.end(), {"own GPU", "own node"});
-  const bool resampled = !rows.empty() && rows.front().requests_margin;
-  if (resampled) columns.insert(columns.end(), {"+- requests", "% of first", "+-"});
+  std::ranges::move(extra.names(), std::back_inserter(columns));
   Table table(columns);
   for (const ReplayRow& row : rows) {
     std::vector<std::string> cells(
@@ -61,47 +122,10 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
          fmt::format("{:.3f}", row.time_mean), fmt::format("{:.3f}", row.activated_vs_optimal),
          fmt::format("{:.3f}", row.activated_vs_even),
          fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases))});
-    if (drops) cells.push_back(fmt::format("{:.2f} %", 100 * row.dropped));
-    if (misses) cells.push_back(fmt::format("{:.2f} %", 100 * row.hit_rate.value_or(1)));
-    if (brings) cells.push_back(fmt::format("{:.2f}", row.step_copies_mean.value_or(0)));
-    if (shared) cells.push_back(fmt::format("{:.2f}", *row.max_tokens_with_shared_mean));
-    for (const auto& share : {row.own_gpu_share, row.own_node_share})
-      if (near) cells.push_back(fmt::format("{:.2f} %", 100 * share.value_or(0)));
-    if (resampled) {
-      cells.push_back(fmt::format("{:.3f}", row.requests_margin.value_or(0)));
-      const auto& change = row.against_first;
-      cells.push_back(change ? fmt::format("{:+.2f}", change->percent) : "-");
-      cells.push_back(change ? fmt::format("{:.2f}", change->margin) : "-");
-    }
+    std::ranges::move(extra.cells(row), std::back_inserter(cells));
     table.add(cells);
   }
-  const char* copies =
-      brings
-          ? "copies: copies of experts that a layer of a batch brings; their bytes are not in the "
-            "time.\n"
-          : "";
-  const char* served =
-      near ? "own GPU, own node: selections that the GPU or the node of their token serves.\n" : "";
-  const char* with_shared =
-      shared ? "with shared: tokens on the busiest GPU, those of the shared expert too.\n" : "";
-  const char* over_requests =
-      resampled ? "+- requests: 95 % interval over resampled requests. % of first: slots against "
-                  "the first placement's\nwith the same routing, and the interval of that over "
-                  "the same resamples.\n"
-                : "";
-  return table.text() + copies + with_shared + served + over_requests +
-         "slots: number of slots with tokens on the busiest GPU, mean over layers and batches. +-: "
-         "95 % "
-         "interval\nover batches. tokens: tokens on the busiest GPU. prefill: tokens of the "
-         "fullest "
-         "GPU over the mean GPU\nwhen copies share evenly. bound: ceil(active experts / GPUs), a "
-         "limit for any placement and routing.\ntime: max(weight time * slots, token time * "
-         "tokens) "
-         "of the slowest GPU. Columns with / are slots over\nthose of the bound, of the best "
-         "routing, "
-         "of the even split. worse: layers of batches where a routing\nactivates more slots than "
-         "the "
-         "even split. each: tokens per request.\n";
+  return table.text() + extra.explained() + std::string(explained_columns);
 }
 
 // A line per row under the names of its JSON.
@@ -118,6 +142,71 @@ std::string to_csv(const std::vector<ReplayRow>& rows) {
     csv += fmt::format("{}\n", fmt::join(cells, ","));
   }
   return csv;
+}
+
+int replay_trace(const ReplayOptions& options) {
+  ReplayConfig asked = options.config;
+  asked.placements = policies(options.placements, "--placement");
+  asked.routings = policies(options.routings, "--routing");
+  asked.capacity = policy_node(options.capacity, "--capacity");
+  if (!options.expert_memory.empty()) {
+    asked.expert_memory = policy_node(options.expert_memory, "--expert-memory");
+  }
+  if (!options.shared_expert.empty())
+    asked.shared_expert = read_shared_expert(policy_node(options.shared_expert, "--shared-expert"));
+  const auto sample =
+      std::find(replay_sample_names.begin(), replay_sample_names.end(), options.sample);
+  asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());
+  asked.by_gain = options.copies == "by_gain";
+  asked.fit = options.fit == "self" ? ReplayFit::self : ReplayFit::half;
+  require_writable(options.csv);
+  const RoutingTrace trace = RoutingTrace::open(options.trace);
+  Remarks said;
+  for (const std::string& remark : remarks_of(trace, asked)) said.say(remark);
+  const std::vector<ReplayRow> rows = replay(trace, asked);
+  if (!options.csv.empty()) write_file(options.csv, to_csv(rows));
+  print(options.json ? to_json(rows, options.each_batch).dump(1) + "\n" : to_text(rows));
+  return 0;
+}
+
+// How batches are drawn and what of them is counted.
+void add_scoring(CLI::App& command, ReplayOptions& options) {
+  ReplayConfig& config = options.config;
+  command.add_option("--batches", config.sampled_batches, "sampled batches (200)")
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_option("--nodes", config.nodes, "nodes that hold the GPUs (1)")
+      ->check(CLI::Range(1, 1 << 16));
+  command.add_option("--groups", config.groups, "expert groups (1)")->check(CLI::Range(1, 1 << 16));
+  command
+      .add_option("--weight-time", config.time.weight_time,
+                  "time to read one slot's weights, in any unit (1)")
+      ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--token-time", config.time.token_time,
+                  "time to compute one token, in the same unit (1/206: bf16 on an H200)")
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--capacity", options.capacity,
+                     "capacity of an expert, e.g. drop:factor=1.25 (dropless)");
+  command.add_option(
+      "--expert-memory", options.expert_memory,
+      "which experts HBM holds, e.g. lru:slots_per_layer=4; batches follow each other as drawn");
+  command.add_option("--shared-expert", options.shared_expert,
+                     "count tokens of the shared expert too: local, fused or waterfill, e.g. "
+                     "waterfill:min_tokens=1");
+  command.add_flag("--locality", config.locality,
+                   "count selections that the GPU or the node of their token serves");
+  command
+      .add_option("--copies", options.copies,
+                  "by_gain: more copies in layers where these gain more (uniform)")
+      ->check(CLI::IsMember({"uniform", "by_gain"}));
+  command
+      .add_option("--cut", config.cuts,
+                  "rows of experts cut over so many GPUs too; slots in whole experts")
+      ->delimiter(',');
+  command
+      .add_option("--bootstrap", config.bootstrap,
+                  "resamples of the requests, for intervals over requests (0)")
+      ->check(CLI::Range(0, 1000));
 }
 
 }  // namespace
@@ -165,41 +254,7 @@ Action setup_replay(CLI::App& command) {
       .add_option("--score-workloads", config.score_workloads,
                   "with --fit-workloads: batches from requests of these tags alone (all others)")
       ->delimiter(',');
-  command.add_option("--batches", config.sampled_batches, "sampled batches (200)")
-      ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--nodes", config.nodes, "nodes that hold the GPUs (1)")
-      ->check(CLI::Range(1, 1 << 16));
-  command.add_option("--groups", config.groups, "expert groups (1)")->check(CLI::Range(1, 1 << 16));
-  command
-      .add_option("--weight-time", config.time.weight_time,
-                  "time to read one slot's weights, in any unit (1)")
-      ->check(CLI::NonNegativeNumber);
-  command
-      .add_option("--token-time", config.time.token_time,
-                  "time to compute one token, in the same unit (1/206: bf16 on an H200)")
-      ->check(CLI::NonNegativeNumber);
-  command.add_option("--capacity", options->capacity,
-                     "capacity of an expert, e.g. drop:factor=1.25 (dropless)");
-  command.add_option(
-      "--expert-memory", options->expert_memory,
-      "which experts HBM holds, e.g. lru:slots_per_layer=4; batches follow each other as drawn");
-  command.add_option("--shared-expert", options->shared_expert,
-                     "count tokens of the shared expert too: local, fused or waterfill, e.g. "
-                     "waterfill:min_tokens=1");
-  command.add_flag("--locality", config.locality,
-                   "count selections that the GPU or the node of their token serves");
-  command
-      .add_option("--copies", options->copies,
-                  "by_gain: more copies in layers where these gain more (uniform)")
-      ->check(CLI::IsMember({"uniform", "by_gain"}));
-  command
-      .add_option("--cut", config.cuts,
-                  "rows of experts cut over so many GPUs too; slots in whole experts")
-      ->delimiter(',');
-  command
-      .add_option("--bootstrap", config.bootstrap,
-                  "resamples of the requests, for intervals over requests (0)")
-      ->check(CLI::Range(0, 1000));
+  add_scoring(command, *options);
   command.add_option("--seed", config.seed, "seed of the sampled batches (1)");
   command.add_option("--csv", options->csv, "write every row, named as in JSON, to this file");
   auto* json = command.add_flag("--json", options->json, "print JSON instead of a table");
@@ -207,31 +262,7 @@ Action setup_replay(CLI::App& command) {
       .add_flag("--each-batch", options->each_batch,
                 "print the slots of every batch too, to compare rows batch by batch")
       ->needs(json);
-  return [options] {
-    ReplayConfig asked = options->config;
-    asked.placements = policies(options->placements, "--placement");
-    asked.routings = policies(options->routings, "--routing");
-    asked.capacity = policy_node(options->capacity, "--capacity");
-    if (!options->expert_memory.empty()) {
-      asked.expert_memory = policy_node(options->expert_memory, "--expert-memory");
-    }
-    if (!options->shared_expert.empty())
-      asked.shared_expert =
-          read_shared_expert(policy_node(options->shared_expert, "--shared-expert"));
-    const auto sample =
-        std::find(replay_sample_names.begin(), replay_sample_names.end(), options->sample);
-    asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());
-    asked.by_gain = options->copies == "by_gain";
-    asked.fit = options->fit == "self" ? ReplayFit::self : ReplayFit::half;
-    require_writable(options->csv);
-    const RoutingTrace trace = RoutingTrace::open(options->trace);
-    Remarks said;
-    for (const std::string& remark : remarks_of(trace, asked)) said.say(remark);
-    const std::vector<ReplayRow> rows = replay(trace, asked);
-    if (!options->csv.empty()) write_file(options->csv, to_csv(rows));
-    print(options->json ? to_json(rows, options->each_batch).dump(1) + "\n" : to_text(rows));
-    return 0;
-  };
+  return [options] { return replay_trace(*options); };
 }
 
 }  // namespace moesim

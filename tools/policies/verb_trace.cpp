@@ -105,17 +105,7 @@ OrderedJson to_json(const Info& info) {
   return json;
 }
 
-std::string to_text(const Info& info) {
-  const TraceMeta& meta = info.trace.meta();
-  std::string phases;
-  for (const std::string& phase : meta.phases) phases += (phases.empty() ? "" : " + ") + phase;
-  std::string text = fmt::format(
-      "{}{}: {} tokens of {} requests ({}), {} workloads\n{} MoE layers, top-{} of {} "
-      "experts\n{}\n\n",
-      meta.model, meta.synthetic ? " (synthetic)" : "", info.trace.tokens(),
-      info.trace.requests().size(), phases, info.trace.workloads().size(), info.trace.layers(),
-      meta.experts_per_token, meta.num_experts, wrapped("source: " + meta.source, 100, 8));
-
+std::string skew_text(const Info& info) {
   Table skew({"skew over experts", "mean over layers", "min", "max"});
   const auto add_skew = [&](const std::string& name, const LayerSpread& spread) {
     skew.add({name, fmt::format("{:.3f}", spread.mean), fmt::format("{:.3f}", spread.min),
@@ -126,8 +116,10 @@ std::string to_text(const Info& info) {
   add_skew("coefficient of variation", info.skew.variation);
   add_skew("share of top 12.5 %", info.skew.top_eighth_share);
   add_skew("Gini", info.skew.gini);
-  text += skew.text() + "\n";
+  return skew.text();
+}
 
+std::string distinct_text(const Info& info) {
   Table distinct({"batch", "distinct experts: decode", "independent", "uniform",
                   "chunk of one request", "spread*"});
   for (const DistinctExperts& d : info.distinct) {
@@ -136,10 +128,12 @@ std::string to_text(const Info& info) {
                   d.chunk ? fmt::format("{:.1f}", *d.chunk) : "-",
                   fmt::format("{:.2f}", d.variance_ratio)});
   }
-  text += distinct.text() +
-          "*: variance of a decode batch's sum over layers, over the sum of the layers' "
-          "variances: 1 if\nlayers are independent\n\n";
+  return distinct.text() +
+         "*: variance of a decode batch's sum over layers, over the sum of the layers' "
+         "variances: 1 if\nlayers are independent\n";
+}
 
+std::string imbalance_text(const Info& info) {
   std::vector<std::string> head{"busiest/mean rank, decode batch"};
   for (const int batch : imbalance_batches) head.push_back(fmt::format("{}", batch));
   Table imbalance(head);
@@ -150,8 +144,10 @@ std::string to_text(const Info& info) {
     }
     if (row.size() == head.size()) imbalance.add(row);
   }
-  text += imbalance.text() + "\n";
+  return imbalance.text();
+}
 
+std::string overlap_text(const Info& info) {
   Table overlap({"experts two tokens share", "share of k"});
   for (const TokenOverlap::Lag& lag : info.overlap.lags) {
     overlap.add({fmt::format("one request, {} apart", lag.tokens),
@@ -164,7 +160,21 @@ std::string to_text(const Info& info) {
   add_overlap("different requests", info.overlap.different_requests);
   add_overlap("independent draws by popularity", info.overlap.independent);
   add_overlap("uniform", info.overlap.uniform);
-  text += overlap.text();
+  return overlap.text();
+}
+
+std::string to_text(const Info& info) {
+  const TraceMeta& meta = info.trace.meta();
+  std::string phases;
+  for (const std::string& phase : meta.phases) phases += (phases.empty() ? "" : " + ") + phase;
+  std::string text = fmt::format(
+      "{}{}: {} tokens of {} requests ({}), {} workloads\n{} MoE layers, top-{} of {} "
+      "experts\n{}\n\n",
+      meta.model, meta.synthetic ? " (synthetic)" : "", info.trace.tokens(),
+      info.trace.requests().size(), phases, info.trace.workloads().size(), info.trace.layers(),
+      meta.experts_per_token, meta.num_experts, wrapped("source: " + meta.source, 100, 8));
+  text += fmt::format("{}\n{}\n{}\n{}", skew_text(info), distinct_text(info), imbalance_text(info),
+                      overlap_text(info));
   if (info.layers) {
     text += "\n" +
             wrapped(fmt::format(

@@ -475,26 +475,18 @@ std::vector<std::string> page_pointers(const PageOptions& options) {
   return pointers;
 }
 
-OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const ReportOf& report_of) {
-  const auto whole = [&](const StoredPoint& point) {
-    StoredPoint with_report = point;
-    if (report_of) with_report.report = report_of(point);
-    return with_report;
-  };
-  const Pareto curves = pareto(sweep, options.axes);
-  std::map<std::string, StoredPoint*> by_hash;
-  Done done;
-  for (StoredPoint& point : sweep.points) {
-    if (point.status != PointStatus::done) continue;
-    done.push_back(&point);
-    by_hash[point.config_hash] = &point;
-  }
-  const std::vector<ShownMetric> metrics = metrics_shown(done, options, curves);
-  OrderedJson comparisons = comparisons_of(sweep, done, named_axes(options.axes.by));
-  std::vector<std::string> pointers;
-  OrderedJson data{{"moesim", find_value(done.front()->report, "/context/moesim") != nullptr
-                                  ? *find_value(done.front()->report, "/context/moesim")
-                                  : Json()},
+namespace {
+
+const Json& config_in(const StoredPoint& point) {
+  static const Json none = Json::object();
+  const Json* config = find_value(point.report, std::string(config_in_report));
+  return config == nullptr ? none : *config;
+}
+
+OrderedJson heading_of(const StoredSweep& sweep, const PageOptions& options, const Pareto& curves,
+                       const Done& done) {
+  const Json* program = find_value(done.front()->report, "/context/moesim");
+  OrderedJson data{{"moesim", program != nullptr ? *program : Json()},
                    {"store", options.store},
                    {"title", curves.title},
                    {"trust", trust_line(sweep)},
@@ -503,8 +495,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
                    {"preface", options.preface},
                    {"x", options.axes.x},
                    {"y", options.axes.y}};
-  for (const ShownMetric& metric : metrics) {
-    pointers.emplace_back(metric.pointer);
+  for (const ShownMetric& metric : metrics_shown(done, options, curves)) {
     data["metrics"].push_back({{"pointer", metric.pointer},
                                {"label", metric.label},
                                {"unit", metric.unit},
@@ -519,39 +510,23 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
   }
   data["commands_need_a_file"] =
       options.base.empty() && !sweep.document.value("base", Json()).is_string();
+  return data;
+}
 
-  const auto config_of = [](const StoredPoint& point) {
-    const Json* config = find_value(point.report, std::string(config_in_report));
-    return config == nullptr ? Json::object() : *config;
-  };
-  const Json config = config_of(whole(*by_hash.at(curves.points.front().config_hash)));
-  data["config"] = config;
-  data["groups"] = OrderedJson::array();
-  const std::vector<Json>* group = nullptr;
-  for (const ParetoPoint& curve_point : curves.points) {
-    StoredPoint& point = *by_hash.at(curve_point.config_hash);
-    if (group == nullptr || *group != curve_point.group) {
-      data["groups"].push_back(texts_of(curve_point.group));
-      group = &curve_point.group;
-    }
-    data["points"].push_back({{"id", point.config_hash},
-                              {"group", data["groups"].size() - 1},
-                              {"settings", texts_of(curve_point.settings)},
-                              {"metrics", metrics_of(point, pointers)},
-                              {"state", state_of(point)},
-                              {"command", reproduce_command(sweep, point, options.base)}});
-    if (report_of) point.report = Json();  // is shown; what follows reads whole ones again
-  }
+// What the page shows of single points, those of the frontier first, as far as a page can hold.
+using PointAt = std::function<StoredPoint(const std::string& hash)>;
+void add_details(OrderedJson& data, const Pareto& curves, const Json& config,
+                 const PointAt& whole_point) {
   std::size_t details = 0, cells = 0, left_out = 0, turns = 0;
   for (const bool on_frontier : {true, false}) {
     for (std::size_t i = 0; i < curves.points.size() && details < most_details; ++i) {
       if (curves.points[i].on_frontier != on_frontier) continue;
       ++details;
-      const StoredPoint point = whole(*by_hash.at(curves.points[i].config_hash));
+      const StoredPoint point = whole_point(curves.points[i].config_hash);
       OrderedJson& shown = data["points"][i];
       shown["parts"] = parts_of(point);
       shown["instances"] = instances_of(point);
-      shown["patch"] = Json::diff(config, config_of(point));
+      shown["patch"] = Json::diff(config, config_in(point));
       OrderedJson sessions = sessions_of(point);
       if (!sessions.empty() && turns + turns_of(sessions) <= most_turns) {
         turns += turns_of(sessions);
@@ -569,6 +544,47 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
   }
   data["details_left_out"] = curves.points.size() - details;
   data["loads_left_out"] = left_out;
+}
+
+}  // namespace
+
+OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const ReportOf& report_of) {
+  const Pareto curves = pareto(sweep, options.axes);
+  std::map<std::string, StoredPoint*> by_hash;
+  Done done;
+  for (StoredPoint& point : sweep.points) {
+    if (point.status != PointStatus::done) continue;
+    done.push_back(&point);
+    by_hash[point.config_hash] = &point;
+  }
+  const PointAt whole_point = [&](const std::string& hash) {
+    StoredPoint point = *by_hash.at(hash);
+    if (report_of) point.report = report_of(point);
+    return point;
+  };
+  OrderedJson comparisons = comparisons_of(sweep, done, named_axes(options.axes.by));
+  OrderedJson data = heading_of(sweep, options, curves, done);
+  const Json config = config_in(whole_point(curves.points.front().config_hash));
+  data["config"] = config;
+  std::vector<std::string> pointers;
+  for (const OrderedJson& metric : data["metrics"]) pointers.push_back(metric["pointer"]);
+  data["groups"] = OrderedJson::array();
+  const std::vector<Json>* group = nullptr;
+  for (const ParetoPoint& curve_point : curves.points) {
+    StoredPoint& point = *by_hash.at(curve_point.config_hash);
+    if (group == nullptr || *group != curve_point.group) {
+      data["groups"].push_back(texts_of(curve_point.group));
+      group = &curve_point.group;
+    }
+    data["points"].push_back({{"id", point.config_hash},
+                              {"group", data["groups"].size() - 1},
+                              {"settings", texts_of(curve_point.settings)},
+                              {"metrics", metrics_of(point, pointers)},
+                              {"state", state_of(point)},
+                              {"command", reproduce_command(sweep, point, options.base)}});
+    if (report_of) point.report = Json();  // is shown; what follows reads whole ones again
+  }
+  add_details(data, curves, config, whole_point);
   data["compared"] = compared_metrics_json();
   data["comparisons"] = std::move(comparisons);
   data["unfinished"] = unfinished_of(sweep);

@@ -581,6 +581,32 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
       held_up_text(held_up(step, e)), grounds_of(step.cost) + tiers_text(e));
 }
 
+int explain_steps(const ExplainOptions& options) {
+  TraceLibrary traces;
+  const ConfigNode config = options.experiment.read();
+  const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
+  const Deployment& asked =
+      pool_of(experiment, options.kind != "decode", options.kind != "prefill");
+  if (!options.prompts.empty() && options.kind == "decode")
+    throw ConfigError(
+        "--prompts: a decode step has no prompts; give --step prefill or --step mixed");
+  OrderedJson all = OrderedJson::array();
+  std::string text;
+  for (const StepContent& content : steps_of(options, config, traces, asked)) {
+    const Deployment& e = pool_of(experiment, !content.prompts.empty(), content.sequences > 0);
+    const ExplainedStep step = explain_step(e, content, options.samples);
+    if (options.json) {
+      all.push_back(to_json(step, e));
+    } else {
+      text += (text.empty() ? "" : "\n\n") + room_text(content, e) +
+              to_text(step, e, of_own_load(options));
+    }
+  }
+  if (options.json) text = (options.steps.empty() ? all.at(0) : all).dump(1) + "\n";
+  print(text);
+  return 0;
+}
+
 }  // namespace
 
 Action setup_explain(CLI::App& command) {
@@ -632,31 +658,7 @@ Action setup_explain(CLI::App& command) {
       "The rest is launch, drain and a GPU that a small batch does not fill. Such a time hardly "
       "falls with fewer bytes or flops.\n"
       "CONFIG's keys, with units and defaults: moesim keys; for editors: moesim keys --schema");
-  return [options] {
-    TraceLibrary traces;
-    const ConfigNode config = options->experiment.read();
-    const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
-    const Deployment& asked =
-        pool_of(experiment, options->kind != "decode", options->kind != "prefill");
-    if (!options->prompts.empty() && options->kind == "decode")
-      throw ConfigError(
-          "--prompts: a decode step has no prompts; give --step prefill or --step mixed");
-    OrderedJson all = OrderedJson::array();
-    std::string text;
-    for (const StepContent& content : steps_of(*options, config, traces, asked)) {
-      const Deployment& e = pool_of(experiment, !content.prompts.empty(), content.sequences > 0);
-      const ExplainedStep step = explain_step(e, content, options->samples);
-      if (options->json) {
-        all.push_back(to_json(step, e));
-      } else {
-        text += (text.empty() ? "" : "\n\n") + room_text(content, e) +
-                to_text(step, e, of_own_load(*options));
-      }
-    }
-    if (options->json) text = (options->steps.empty() ? all.at(0) : all).dump(1) + "\n";
-    print(text);
-    return 0;
-  };
+  return [options] { return explain_steps(*options); };
 }
 
 }  // namespace moesim

@@ -2,7 +2,10 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <optional>
+#include <span>
 #include <thread>
+#include <vector>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -595,6 +598,48 @@ int run_deployments(const RunOptions& options, const ConfigNode& config) {
   return std::ranges::all_of(report.deployments, served) ? 0 : 3;
 }
 
+// What a run writes while it runs.
+class RunFiles {
+ public:
+  RunFiles(const RunOptions& options, const Experiment& experiment) : options_(options) {
+    if (!options.timeline.empty()) {
+      observers_.push_back(&timeline_.emplace(options.timeline, experiment, options.unfolded_step));
+    } else if (options.unfolded_step > 0) {
+      throw ConfigError("--timeline-layers: needs --timeline, which it adds to");
+    }
+    if (!options.steps.empty()) observers_.push_back(&steps_.emplace(options.steps));
+    if (!options.events.empty()) observers_.push_back(&events_.emplace(options.events));
+    if (!options.requests.empty()) observers_.push_back(&requests_);
+  }
+  RunFiles(const RunFiles&) = delete;
+
+  std::span<RunObserver* const> observers() const { return observers_; }
+  void finish(std::span<const RequestClass> classes) {
+    if (!options_.requests.empty())
+      write_file(options_.requests, requests_csv(requests_.requests(), classes));
+    if (timeline_) timeline_->finish();
+    if (steps_) steps_->finish();
+    if (events_) events_->finish();
+  }
+
+ private:
+  const RunOptions& options_;
+  std::optional<Timeline> timeline_;
+  std::optional<StepsCsv> steps_;
+  std::optional<EventLog> events_;
+  RequestLog requests_;
+  std::vector<RunObserver*> observers_;
+};
+
+void log_speed(const Report& report, const OrderedJson& profile, double seconds) {
+  const std::string ids =
+      report.work.routed_ids > 0
+          ? fmt::format(", {:.3g} routed ids/s", profile["routed_ids_per_s"].get<double>())
+          : "";
+  spdlog::info("simulated {} steps in {:.2f} s ({:.0f} steps/s{})", report.work.steps, seconds,
+               profile["steps_per_s"].get<double>(), ids);
+}
+
 int run_experiment(const RunOptions& options) {
   const auto threads = static_cast<std::size_t>(
       options.threads > 0 ? options.threads
@@ -614,25 +659,13 @@ int run_experiment(const RunOptions& options) {
   TraceLibrary traces;
   Remarks remarks;
   const Experiment experiment = remarks.say_of(load_experiment(config, traces));
-  std::optional<Timeline> timeline;
-  std::optional<StepsCsv> steps;
-  std::optional<EventLog> events;
-  RequestLog requests;
-  std::vector<RunObserver*> observers;
-  if (!options.timeline.empty()) {
-    observers.push_back(&timeline.emplace(options.timeline, experiment, options.unfolded_step));
-  } else if (options.unfolded_step > 0) {
-    throw ConfigError("--timeline-layers: needs --timeline, which it adds to");
-  }
-  if (!options.steps.empty()) observers.push_back(&steps.emplace(options.steps));
-  if (!options.events.empty()) observers.push_back(&events.emplace(options.events));
-  if (!options.requests.empty()) observers.push_back(&requests);
+  RunFiles files(options, experiment);
   const auto start = std::chrono::steady_clock::now();
   ProgressBar progress("requests");
   const Report report = run(
       experiment,
       [&](std::int64_t finished, std::int64_t expected) { progress.update(finished, expected); },
-      observers);
+      files.observers());
   progress.finish();
   if (options.unfolded_step > report.work.steps)
     spdlog::warn("--timeline-layers {}: the run has {} steps", options.unfolded_step,
@@ -640,12 +673,7 @@ int run_experiment(const RunOptions& options) {
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
 
   const OrderedJson profile = profile_of(report.work, wall.count());
-  const std::string ids =
-      report.work.routed_ids > 0
-          ? fmt::format(", {:.3g} routed ids/s", profile["routed_ids_per_s"].get<double>())
-          : "";
-  spdlog::info("simulated {} steps in {:.2f} s ({:.0f} steps/s{})", report.work.steps, wall.count(),
-               profile["steps_per_s"].get<double>(), ids);
+  log_speed(report, profile, wall.count());
   remarks.say(remark_on_recordings(recordings_of(experiment.decode()), report));
   OrderedJson document = report.document();
   std::string text = summary(report, experiment.decode());
@@ -655,11 +683,7 @@ int run_experiment(const RunOptions& options) {
   }
   const std::string json = document.dump(1) + "\n";
   if (!options.profile.empty()) write_file(options.profile, profile.dump(1) + "\n");
-  if (!options.requests.empty())
-    write_file(options.requests, requests_csv(requests.requests(), experiment.decode().classes));
-  if (timeline) timeline->finish();
-  if (steps) steps->finish();
-  if (events) events->finish();
+  files.finish(experiment.decode().classes);
   if (!options.report.empty()) write_file(options.report, json);
   print(options.json ? json : text + trust_of(document, experiment));
   if (!options.launch.empty()) print("\n" + launch_text(options.launch, read_spec(config)));

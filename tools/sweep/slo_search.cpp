@@ -388,13 +388,14 @@ class Runs {
 
 }  // namespace
 
-SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& remarks,
-                     const SloHooks& hooks) {
-  Runs runs(search, traces, remarks, hooks);
+namespace {
+
+// Bounds the places of which no bound is known yet; none of those that cannot run.
+std::vector<std::optional<TuneBound>> bounds_of(const SloSearch& search, Runs& runs,
+                                                const SloHooks& hooks, NearestRefusal& refused) {
   std::vector<std::optional<TuneBound>> bounds = search.bounds;
   const std::size_t known = bounds.size();
   bounds.resize(search.places.size());
-  NearestRefusal refused;
   // Nothing is known of how many sessions a place may serve: so many times the ladder's heaviest
   // load are tried at most.
   constexpr double beyond_ladder = 4;
@@ -418,7 +419,16 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
     const std::lock_guard lock(mutex);
     hooks.bounded(++bounded, search.places.size());
   });
+  return bounds;
+}
 
+}  // namespace
+
+SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& remarks,
+                     const SloHooks& hooks) {
+  Runs runs(search, traces, remarks, hooks);
+  NearestRefusal refused;
+  std::vector<std::optional<TuneBound>> bounds = bounds_of(search, runs, hooks, refused);
   SloResult result;
   result.cannot_run = refused.count();
   result.refused = refused.why();

@@ -367,6 +367,55 @@ int calibrate_power(const CalibrateOptions& options) {
   return 0;
 }
 
+int calibrate_gpu(const CalibrateOptions& options) {
+  const auto path = gpu_path(options);
+  const ConfigNode node = ConfigNode::from_file(path);
+  GpuSpec gpu = read_gpu(node);
+  const std::vector<MeasuredPoint> points = read_points(options.points);
+  const OperationPredictor predictor(options.root);
+  const std::string source = options.source.empty() ? options.points : options.source;
+  const auto fitted = calibrate(points, options.gpu, predictor, gpu, source);
+  if (fitted.empty())
+    throw ConfigError(fmt::format("{}: no family of {} is measured at least four times",
+                                  options.points, options.gpu));
+  // Read again in the order people wrote it.
+  std::ifstream in(path);
+  OrderedJson file = OrderedJson::parse(in);
+  Table table({"constants", "points", "median error", "p90 error"});
+  for (const FittedConstants& family : fitted) {
+    const std::string name(family.of->name);
+    if (family.of->law == Law::roofline) {
+      file["kernels"][name] = to_json(gpu.kernel(*family.of));
+    } else {
+      file["collectives"][name] = to_json(gpu.collective(*family.of));
+    }
+    table.add({name, fmt::format("{}", family.points),
+               fmt::format("{:.1f} %", family.median_error * 100),
+               fmt::format("{:.1f} %", family.p90_error * 100)});
+  }
+  write_file(options.output, file_text(file));
+  print(table.text());
+  return 0;
+}
+
+int calibrate_by(const CalibrateOptions& options) {
+  require_writable(options.output);
+  if (options.families) return calibrate_families(options);
+  if (!options.bench.empty()) return calibrate_bench(options);
+  if (!options.engine.empty() && !options.serving.empty()) return calibrate_engine(options);
+  if (!options.serving.empty()) return calibrate_serving(options);
+  const bool of_gpu = !options.points.empty() || !options.tables.empty() || !options.power.empty();
+  if (!of_gpu || options.gpu.empty()) {
+    throw ConfigError(
+        "calibrate: give --points FILE.csv, --tables DIR or --power FILE.csv with --gpu GPU, "
+        "--families, "
+        "--serving RUNS.csv, or --bench RUN.json with --config CONFIG.json");
+  }
+  if (!options.power.empty()) return calibrate_power(options);
+  if (!options.tables.empty()) return calibrate_from_tables(options);
+  return calibrate_gpu(options);
+}
+
 }  // namespace
 
 Action setup_calibrate(CLI::App& command) {
@@ -414,51 +463,7 @@ Action setup_calibrate(CLI::App& command) {
   command.add_option("--source", options->source,
                      "source of the points, for the file (default: their path)");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
-  return [options] {
-    require_writable(options->output);
-    if (options->families) return calibrate_families(*options);
-    if (!options->bench.empty()) return calibrate_bench(*options);
-    if (!options->engine.empty() && !options->serving.empty()) return calibrate_engine(*options);
-    if (!options->serving.empty()) return calibrate_serving(*options);
-    const bool of_gpu =
-        !options->points.empty() || !options->tables.empty() || !options->power.empty();
-    if (!of_gpu || options->gpu.empty()) {
-      throw ConfigError(
-          "calibrate: give --points FILE.csv, --tables DIR or --power FILE.csv with --gpu GPU, "
-          "--families, "
-          "--serving RUNS.csv, or --bench RUN.json with --config CONFIG.json");
-    }
-    if (!options->power.empty()) return calibrate_power(*options);
-    if (!options->tables.empty()) return calibrate_from_tables(*options);
-    const auto path = gpu_path(*options);
-    const ConfigNode node = ConfigNode::from_file(path);
-    GpuSpec gpu = read_gpu(node);
-    const std::vector<MeasuredPoint> points = read_points(options->points);
-    const OperationPredictor predictor(options->root);
-    const std::string source = options->source.empty() ? options->points : options->source;
-    const auto fitted = calibrate(points, options->gpu, predictor, gpu, source);
-    if (fitted.empty())
-      throw ConfigError(fmt::format("{}: no family of {} is measured at least four times",
-                                    options->points, options->gpu));
-    // Read again in the order people wrote it.
-    std::ifstream in(path);
-    OrderedJson file = OrderedJson::parse(in);
-    Table table({"constants", "points", "median error", "p90 error"});
-    for (const FittedConstants& family : fitted) {
-      const std::string name(family.of->name);
-      if (family.of->law == Law::roofline) {
-        file["kernels"][name] = to_json(gpu.kernel(*family.of));
-      } else {
-        file["collectives"][name] = to_json(gpu.collective(*family.of));
-      }
-      table.add({name, fmt::format("{}", family.points),
-                 fmt::format("{:.1f} %", family.median_error * 100),
-                 fmt::format("{:.1f} %", family.p90_error * 100)});
-    }
-    write_file(options->output, file_text(file));
-    print(table.text());
-    return 0;
-  };
+  return [options] { return calibrate_by(*options); };
 }
 
 }  // namespace moesim

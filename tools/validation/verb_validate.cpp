@@ -242,6 +242,58 @@ int say_contrasts(const ValidateOptions& options, const std::vector<ServingRun>&
   return 0;
 }
 
+int compare_fidelities(const ValidateOptions& options) {
+  const BothFidelities both = run_both(options.fidelity);
+  print(options.json ? to_json(both).dump(1) + "\n" : to_text(both));
+  return 0;
+}
+
+int compare_benchmark(const ValidateOptions& options) {
+  OrderedJson json = OrderedJson::array();
+  std::string text;
+  for (const BenchComparison& comparison : run_beside(options.bench, options.config)) {
+    json.push_back(to_json(comparison));
+    text += (text.empty() ? "" : "\n") + to_text(comparison);
+  }
+  print(options.json ? json.dump(1) + "\n" : text);
+  return 0;
+}
+
+int validate_points(const ValidateOptions& options) {
+  if (!options.fidelity.empty()) return compare_fidelities(options);
+  if (!options.bench.empty()) return compare_benchmark(options);
+  if (options.points.empty()) {
+    throw ConfigError(
+        "validate: give --points FILE.csv, --fidelity CONFIG.json or --bench FILE --config "
+        "CONFIG.json");
+  }
+  require_writable(options.csv);
+  require_writable(options.scorecard);
+  std::vector<MeasuredPoint> points;
+  for (const std::string& file : options.points)
+    std::ranges::move(read_points(file), std::back_inserter(points));
+  const auto unwanted = [&](const MeasuredPoint& point) {
+    const std::vector<std::string>& only = options.only;
+    return !only.empty() && std::find(only.begin(), only.end(), point.category) == only.end();
+  };
+  std::erase_if(points, unwanted);
+  std::vector<ValidatedPoint> validated =
+      validate(points, options.root, Json::object(), named_files(options.gpus));
+  if (!options.anchor.empty())
+    correct(validated, read_anchor(ConfigNode::from_file(options.anchor)));
+  if (options.anchors > 0) validated = with_anchors(validated, options.anchors);
+  if (options.contrasts || !options.scorecard.empty()) {
+    const std::vector<ServingRun> runs =
+        serving_runs(validated, options.root, named_files(options.gpus));
+    if (!options.scorecard.empty()) write_scorecard(options, runs);
+    if (options.contrasts) return say_contrasts(options, runs);
+  }
+  const auto categories = errors_by_category(validated);
+  if (!options.csv.empty()) write_file(options.csv, to_csv(validated));
+  print(options.json ? to_json(categories).dump(1) + "\n" : to_text(validated, categories));
+  return 0;
+}
+
 }  // namespace
 
 Action setup_validate(CLI::App& command) {
@@ -290,53 +342,7 @@ Action setup_validate(CLI::App& command) {
                   "number of runs that correct each deployment; the report is on the other runs")
       ->check(CLI::Range(1, 1000));
   command.add_flag("--json", options->json, "print JSON instead of a table");
-  return [options] {
-    if (!options->fidelity.empty()) {
-      const BothFidelities both = run_both(options->fidelity);
-      print(options->json ? to_json(both).dump(1) + "\n" : to_text(both));
-      return 0;
-    }
-    if (!options->bench.empty()) {
-      OrderedJson json = OrderedJson::array();
-      std::string text;
-      for (const BenchComparison& comparison : run_beside(options->bench, options->config)) {
-        json.push_back(to_json(comparison));
-        text += (text.empty() ? "" : "\n") + to_text(comparison);
-      }
-      print(options->json ? json.dump(1) + "\n" : text);
-      return 0;
-    }
-    if (options->points.empty()) {
-      throw ConfigError(
-          "validate: give --points FILE.csv, --fidelity CONFIG.json or --bench FILE --config "
-          "CONFIG.json");
-    }
-    require_writable(options->csv);
-    require_writable(options->scorecard);
-    std::vector<MeasuredPoint> points;
-    for (const std::string& file : options->points)
-      std::ranges::move(read_points(file), std::back_inserter(points));
-    const auto unwanted = [&](const MeasuredPoint& point) {
-      const std::vector<std::string>& only = options->only;
-      return !only.empty() && std::find(only.begin(), only.end(), point.category) == only.end();
-    };
-    std::erase_if(points, unwanted);
-    std::vector<ValidatedPoint> validated =
-        validate(points, options->root, Json::object(), named_files(options->gpus));
-    if (!options->anchor.empty())
-      correct(validated, read_anchor(ConfigNode::from_file(options->anchor)));
-    if (options->anchors > 0) validated = with_anchors(validated, options->anchors);
-    if (options->contrasts || !options->scorecard.empty()) {
-      const std::vector<ServingRun> runs =
-          serving_runs(validated, options->root, named_files(options->gpus));
-      if (!options->scorecard.empty()) write_scorecard(*options, runs);
-      if (options->contrasts) return say_contrasts(*options, runs);
-    }
-    const auto categories = errors_by_category(validated);
-    if (!options->csv.empty()) write_file(options->csv, to_csv(validated));
-    print(options->json ? to_json(categories).dump(1) + "\n" : to_text(validated, categories));
-    return 0;
-  };
+  return [options] { return validate_points(*options); };
 }
 
 }  // namespace moesim
