@@ -91,9 +91,9 @@ Binding RowSource::bind(std::optional<std::uint32_t> session) {
   return binding;
 }
 
-void RowSource::append(const Binding& binding, Phase phase, std::int64_t first, std::int32_t count,
-                       std::int32_t rank, std::vector<RowRange>& out,
+void RowSource::append(const Binding& binding, RowRange tokens, std::vector<RowRange>& out,
                        RoutingCoverage& coverage) const {
+  auto [phase, rank, count, first] = tokens;
   const PhaseRows& source = phases_[index(phase)];
   const Rows& own = source.requests[binding.request[index(phase)]];
   const auto from_own =

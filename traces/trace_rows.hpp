@@ -59,9 +59,9 @@ class RowSource {
 
   /// Binds a new simulated request to recorded ones, at random among those whose turn it is.
   Binding bind(std::optional<std::uint32_t> session = {});
-  /// Rows for tokens first..first+count-1 of `phase`, appended to `out`.
-  void append(const Binding&, Phase, std::int64_t first, std::int32_t count, std::int32_t rank,
-              std::vector<RowRange>& out, RoutingCoverage&) const;
+  /// The rows of tokens of a bound request, appended to `out`. `tokens` counts from the request's
+  /// first of that phase.
+  void append(const Binding&, RowRange tokens, std::vector<RowRange>& out, RoutingCoverage&) const;
   /// Rows of the bound request in that phase: past them its tokens take another's.
   std::int64_t recorded(const Binding& binding, Phase phase) const {
     return phases_[index(phase)].requests[binding.request[index(phase)]].count;

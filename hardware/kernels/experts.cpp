@@ -482,12 +482,13 @@ void settle_by_id(std::vector<std::int32_t>& counts, double tokens, std::int64_t
 }
 
 // Tokens per expert, as drawn by a bounded power law over experts.
-std::vector<std::int32_t> power_law_counts(double tokens, double selections, int experts, int ranks,
-                                           double alpha, DrawFill fill, Rng& rng) {
-  const bool many = selections > experts;
+std::vector<std::int32_t> power_law_counts(const PowerLaw& law, Rng& rng) {
+  const double alpha = exponent_of(law.distribution), tokens = law.tokens,
+               selections = tokens * law.top_k;
+  const bool many = selections > law.experts;
   const double low = std::pow(many ? 1 : 0.01, 1 - alpha);
   const double high = std::pow(many ? 0.8 * tokens : 2, 1 - alpha);
-  std::vector<double> weights(static_cast<std::size_t>(experts));
+  std::vector<double> weights(static_cast<std::size_t>(law.experts));
   double sum = 0;
   for (double& weight : weights) {
     weight = std::pow((high - low) * rng.uniform() + low, 1 / (1 - alpha));
@@ -501,8 +502,9 @@ std::vector<std::int32_t> power_law_counts(double tokens, double selections, int
         static_cast<std::int32_t>(std::min(tokens, std::round(weight / sum * selections))));
     left -= counts.back();
   }
-  const bool by_id = fill == DrawFill::by_id || (fill == DrawFill::by_id_of_none && left == all);
-  by_id ? settle_by_id(counts, tokens, left) : settle_by_rank(counts, ranks, tokens, left);
+  const bool by_id =
+      law.fill == DrawFill::by_id || (law.fill == DrawFill::by_id_of_none && left == all);
+  by_id ? settle_by_id(counts, tokens, left) : settle_by_rank(counts, law.ranks, tokens, left);
   return counts;
 }
 
@@ -530,11 +532,9 @@ BusiestRank load_of(std::span<const std::int32_t> experts) {
 
 }  // namespace
 
-std::vector<std::int32_t> power_law_rank(std::string_view distribution, double tokens, double top_k,
-                                         int experts, int ranks, DrawFill fill, Rng& rng) {
-  const auto counts = power_law_counts(tokens, tokens * top_k, experts, ranks,
-                                       exponent_of(distribution), fill, rng);
-  const auto rank = busiest(counts, ranks);
+std::vector<std::int32_t> power_law_rank(const PowerLaw& law, Rng& rng) {
+  const auto counts = power_law_counts(law, rng);
+  const auto rank = busiest(counts, law.ranks);
   return {rank.begin(), rank.end()};
 }
 
@@ -625,8 +625,9 @@ BusiestRank rank_load(std::string_view distribution, double tokens, double top_k
   Rng rng(1, name);
   for (int i = 0; i < power_law_draws; ++i) {
     const BusiestRank load =
-        load_of(power_law_rank(distribution, tokens, top_k, static_cast<int>(experts),
-                               static_cast<int>(ranks), draws.fill, rng));
+        load_of(power_law_rank({distribution, tokens, top_k, static_cast<int>(experts),
+                                static_cast<int>(ranks), draws.fill},
+                               rng));
     mean.rows += load.rows / power_law_draws;
     mean.active += load.active / power_law_draws;
   }

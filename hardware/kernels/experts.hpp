@@ -106,11 +106,17 @@ class GroupedGemm {
   Roofline roofline_;
 };
 
-/// Tokens of each expert of the rank with the most, in one draw of a power law ("power_law_1.2")
-/// over experts, rounded to the number of selections, as the source of the expert tables draws them
-/// (ai-dynamo/aiconfigurator, collector/helper.py). It averages over `power_law_draws`.
-std::vector<std::int32_t> power_law_rank(std::string_view distribution, double tokens, double top_k,
-                                         int experts, int ranks, DrawFill, Rng&);
+/// Tokens that choose experts by a power law over the experts, rounded to the number of selections,
+/// as the source of the expert tables draws them (ai-dynamo/aiconfigurator, collector/helper.py).
+struct PowerLaw {
+  std::string_view distribution;  ///< "power_law_1.2"
+  double tokens = 0, top_k = 0;
+  int experts = 0, ranks = 1;
+  DrawFill fill{};
+};
+/// Tokens of each expert of the rank with the most, in one draw. The source averages over
+/// `power_law_draws`.
+std::vector<std::int32_t> power_law_rank(const PowerLaw&, Rng&);
 inline constexpr int power_law_draws = 5;
 
 /// Tokens of each expert of one rank of `ranks` when the source times SGLang's balanced layer,

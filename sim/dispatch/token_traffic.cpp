@@ -198,14 +198,14 @@ void CopyCounter::expand(int source, const CopyPaths& paths, LinkTraffic& copies
   }
 }
 
-void CopyCounter::count(const LayerPlacement& placement,
-                        std::span<const std::int32_t> tokens_of_slot, std::int32_t active_experts,
-                        std::span<const std::uint16_t> ids,
+void CopyCounter::count(const LayerPlacement& placement, const Choices& choices,
                         std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
                         LinkTraffic& copies) {
+  const std::span<const std::int32_t> tokens_of_slot = choices.tokens_of_slot;
+  const std::span<const std::uint16_t> ids = choices.ids;
   name_targets(placement.gpus(), paths.moe_tp, domain_of(placement, paths));
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
-  if (active_in(tokens_of_slot) == active_experts) {
+  if (active_in(tokens_of_slot) == choices.active_experts) {
     find_sole_ranks(placement, tokens_of_slot);
     count_sole(ids, k, source_gpu, paths, copies);
     return;

@@ -39,12 +39,16 @@ class CopyCounter {
   /// Counts are the same with and without a CPU's vector instructions (token_bit_counter.hpp).
   explicit CopyCounter(bool vectors = true) : vectors_(vectors) {}
 
-  /// `active_experts` have tokens: where as many slots do, each expert is served by one. `ids` are
-  /// the layer's choices [tokens, k]; `source_gpu` [tokens] never decreases. `copies` is
-  /// overwritten; what stays on its GPU is not in it.
-  void count(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
-             std::int32_t active_experts, std::span<const std::uint16_t> ids,
-             std::span<const std::int32_t> source_gpu, const CopyPaths&, LinkTraffic& copies);
+  /// The choices of one layer, whose slots are told by how many tokens each takes.
+  struct Choices {
+    std::span<const std::int32_t> tokens_of_slot;
+    std::int32_t active_experts;         ///< have tokens: by as many slots, where each has one
+    std::span<const std::uint16_t> ids;  ///< [tokens, k]
+  };
+  /// `source_gpu` [tokens] never decreases. `copies` is overwritten; what stays on its GPU is not
+  /// in it.
+  void count(const LayerPlacement&, const Choices&, std::span<const std::int32_t> source_gpu,
+             const CopyPaths&, LinkTraffic& copies);
   /// Counts where every selection has its own slot, [tokens, k], or -1 where it goes nowhere.
   void count(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
              std::span<const std::int32_t> source_gpu, const CopyPaths&, LinkTraffic& copies);

@@ -101,10 +101,12 @@ double expected_seconds(const LayerPlacement& placement, const LayerDemand& dema
   return busiest + token_seconds * away;
 }
 
-std::vector<Migration> candidates(int layer, const LayerPlacement& placement,
-                                  const LayerDemand& demand, std::span<const char> ranks,
-                                  int replicas, const MigrationLimits& limits,
-                                  std::span<const char> live) {
+std::vector<Migration> candidates(const LayerSeen& seen, std::span<const char> ranks, int replicas,
+                                  const MigrationLimits& limits) {
+  const int layer = seen.layer;
+  const LayerPlacement& placement = seen.placement;
+  const LayerDemand& demand = seen.demand;
+  const std::span<const char> live = seen.live;
   constexpr std::size_t swaps = 3;
   std::vector<Migration> found;
   const auto propose = [&](const Migration& m) {

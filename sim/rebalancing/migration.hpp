@@ -33,11 +33,18 @@ LayerPlacement after(const LayerPlacement&, const Migration&);
 double expected_seconds(const LayerPlacement&, const LayerDemand&, RooflineTime expert,
                         double token_seconds);
 
+/// A layer as it stands, and what ranks ask of it.
+struct LayerSeen {
+  int layer;
+  const LayerPlacement& placement;
+  const LayerDemand& demand;
+  std::span<const char> live;  ///< by EP rank
+};
+
 /// Candidates of one layer for the ranks whose experts stand elsewhere too often: each rank's
 /// `replicas` most wanted experts that it lacks, swaps of the 3 most wanted ones with its 3 least
 /// wanted, and drops of its `replicas` least wanted copies. Their nets are not set.
-std::vector<Migration> candidates(int layer, const LayerPlacement&, const LayerDemand&,
-                                  std::span<const char> ranks, int replicas, const MigrationLimits&,
-                                  std::span<const char> live);
+std::vector<Migration> candidates(const LayerSeen&, std::span<const char> ranks, int replicas,
+                                  const MigrationLimits&);
 
 }  // namespace moesim

@@ -9,17 +9,16 @@
 
 namespace moesim {
 
-Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requests, int number,
-                   StepSampler* sampler, const StepPrice* price, std::vector<TierPort> below)
+Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requests, Around around)
     : deployment_(deployment),
-      sampler_(sampler),
-      price_(price),
+      sampler_(around.sampler),
+      price_(around.price),
       rows_(rows),
       requests_(requests),
-      number_(number),
-      below_(std::move(below)),
+      number_(around.number),
+      below_(std::move(around.below)),
       model_(step_model(deployment)),
-      speculation_(deployment, number),
+      speculation_(deployment, number_),
       layout_(deployment) {
   for (int r = 0; r < deployment.parallel.dp; ++r)
     ranks_.push_back(
@@ -339,12 +338,13 @@ bool Instance::plan_step() {
   const Binding& binding = requests_[sequence.request].binding;
   const std::int32_t of_prompt = std::clamp(sequence.prompt_tokens - sequence.computed, 0, tokens);
   if (of_prompt > 0) {
-    rows_.append(binding, Phase::prefill, sequence.computed, of_prompt, index, batch_.rows,
+    rows_.append(binding, {Phase::prefill, index, of_prompt, sequence.computed}, batch_.rows,
                  summary_.coverage[0]);
   }
   if (of_prompt < tokens) {
-    rows_.append(binding, Phase::decode, sequence.computed + of_prompt - sequence.prompt_tokens,
-                 tokens - of_prompt, index, batch_.rows, summary_.coverage[1]);
+    const std::int32_t first = sequence.computed + of_prompt - sequence.prompt_tokens;
+    rows_.append(binding, {Phase::decode, index, tokens - of_prompt, first}, batch_.rows,
+                 summary_.coverage[1]);
   }
   request_of_range_.resize(batch_.rows.size(), sequence.request);
 }

@@ -26,12 +26,15 @@ namespace moesim {
 /// requests; reads no clock but what it is given.
 class Instance {
  public:
-  /// `number` is what observers and requests know it by. A sampler stands for the routing of the
-  /// requests' own tokens, which then take no rows; schedulers that need a price plan by it.
-  /// `below` are the ways of its ranks to a tier, [rank], or none.
-  Instance(const Deployment&, RowSource&, Requests& requests, int number = 0,
-           StepSampler* sampler = nullptr, const StepPrice* price = nullptr,
-           std::vector<TierPort> below = {});
+  /// What stands around it.
+  struct Around {
+    int number = 0;  ///< what observers and requests know it by
+    /// Stands for the routing of the requests' own tokens, which then take no rows.
+    StepSampler* sampler = nullptr;
+    const StepPrice* price = nullptr;  ///< by which some schedulers plan
+    std::vector<TierPort> below{};     ///< the ways of its ranks to a tier, [rank], or none
+  };
+  Instance(const Deployment&, RowSource&, Requests&, Around);
   int number() const { return number_; }
 
   /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank

@@ -98,8 +98,11 @@ struct Pool {
 
 Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number, int in_pool)
     : pool(of_pool),
-      instance(of_pool.deployment, rows, requests, number, of_pool.sampler.get(),
-               of_pool.price ? &*of_pool.price : nullptr, of_pool.ports(in_pool)) {}
+      instance(of_pool.deployment, rows, requests,
+               {.number = number,
+                .sampler = of_pool.sampler.get(),
+                .price = of_pool.price ? &*of_pool.price : nullptr,
+                .below = of_pool.ports(in_pool)}) {}
 
 // A request's way from its client to the engine. Workers tokenize prompts in the order in which
 // they were sent, each one prompt at a time.

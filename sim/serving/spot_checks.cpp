@@ -64,8 +64,8 @@ Seconds SpotChecks::price(StepKind rule, const StepBatch& batch,
     for (const SequenceWork& work : batch.ranks[r].sequences) {
       const bool single = work.new_tokens == 1;
       const std::int64_t first = single ? *place++ : work.context_tokens;
-      rows_.append(rows_.bind(), single ? Phase::decode : Phase::prefill, first, work.new_tokens,
-                   rank, routed.rows, coverage);
+      const Phase phase = single ? Phase::decode : Phase::prefill;
+      rows_.append(rows_.bind(), {phase, rank, work.new_tokens, first}, routed.rows, coverage);
     }
   }
   model_.price({routed, deployment_.rules.of(rule), deployment_.placement, rows_}, cost_);

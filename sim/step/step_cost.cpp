@@ -110,8 +110,8 @@ void add_sequence(StepBatch& batch, const RowSource& rows, const Binding& bindin
                   SequenceWork work, std::int64_t first_row) {
   RankStep& rank = batch.ranks.back();
   RoutingCoverage ignored;
-  rows.append(binding, phase, first_row, work.new_tokens,
-              static_cast<std::int32_t>(batch.ranks.size() - 1), batch.rows, ignored);
+  const auto number = static_cast<std::int32_t>(batch.ranks.size() - 1);
+  rows.append(binding, {phase, number, work.new_tokens, first_row}, batch.rows, ignored);
   rank.sequences.push_back(work);
   rank.tokens += work.new_tokens;
   ++rank.sampled;

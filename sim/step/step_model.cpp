@@ -258,8 +258,9 @@ Exchange StepModel::exchange(const PhaseRule& rule, const LayerRouting& routing,
     if (routing.by_selection) {
       worker.counter.count(routing.placement, routing.slots, routing.source_gpu, paths, traffic);
     } else {
-      worker.counter.count(routing.placement, worker.routed.tokens_of_slot(), active,
-                           routing.problem.rows.ids, routing.source_gpu, paths, traffic);
+      worker.counter.count(routing.placement,
+                           {worker.routed.tokens_of_slot(), active, routing.problem.rows.ids},
+                           routing.source_gpu, paths, traffic);
     }
     return &traffic;
   };

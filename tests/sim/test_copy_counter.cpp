@@ -105,7 +105,7 @@ TEST_CASE("copies are those of a token-by-token count, in one domain and across 
       random_case(static_cast<std::uint64_t>(seed), shape.ranks, shape.moe_tp, shape.domain);
   LinkTraffic copies;
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
+  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids}, c.source,
                 {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
   REQUIRE(copies == LinkTraffic(by_hand(c), c.domain));
 }
@@ -126,7 +126,7 @@ TEST_CASE("copies are the same with vector instructions and without, to any numb
   for (const bool vectors : {true, false}) {
     LinkTraffic copies;
     CopyCounter counter(vectors);
-    counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
+    counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids}, c.source,
                   {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
     CAPTURE(vectors, shape.ranks, draw.k);
     REQUIRE(copies == expected);
@@ -147,7 +147,7 @@ TEST_CASE("copies of selections with slots of their own are those of the same sl
   }
   LinkTraffic by_count, by_selection;
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
+  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids}, c.source,
                 {CopyRule::per_gpu, c.domain, c.moe_tp}, by_count);
   counter.count(c.placement, slot_of_selection, c.source, {CopyRule::per_gpu, c.domain, c.moe_tp},
                 by_selection);
@@ -176,9 +176,9 @@ TEST_CASE("per selection a token travels once for each expert, and is forwarded 
     }
   }
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
+  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids}, c.source,
                 {CopyRule::per_selection, c.domain}, selections);
-  counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
+  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids}, c.source,
                 {CopyRule::per_gpu, shape.first}, shared);
   CHECK(selections == LinkTraffic(direct, c.domain));
   // Bytes without duplicates are no more than those of pairs.

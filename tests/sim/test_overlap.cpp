@@ -142,7 +142,7 @@ TEST_CASE("small batches are not split, and every kind of overlap adds up") {
        {Json("none"), Json("shared_expert"), Json("two_batch"),
         Json({"shared_expert", "combine_attention"}), Json({"two_batch", "shared_expert"})}) {
     CAPTURE(overlap.dump());
-    const StepCost cost = decode_step(overlap);
+    const StepCost cost = step_with(overlap);
     CHECK_THAT(sum(cost.parts), WithinRel(cost.total.count(), 1e-9));
     for (const Traffic& traffic : {cost.dispatch, cost.combine, cost.all_reduce}) {
       CHECK(traffic.hidden <= traffic.time * (1 + 1e-9));

@@ -408,7 +408,7 @@ TEST_CASE("migrations lose no expert, overfill no GPU and never put two copies o
   int done = 0;
   for (int round = 0; round < 60; ++round) {
     const LayerDemand demand = demand_of(4, 16, rng);
-    const auto found = candidates(0, map, demand, all, 5, limits, all);
+    const auto found = candidates({0, map, demand, all}, all, 5, limits);
     if (found.empty()) continue;
     const Migration m = found[rng.below(found.size())];
     REQUIRE(allows(map, m, limits, all));

@@ -638,7 +638,7 @@ TEST_CASE("a table's row that is no kernel's is refused at its line") {
 
 TEST_CASE("the busiest rank of a drawn layer holds all rows alone, and fewer experts when skewed") {
   Rng rng(1, "draws");
-  const auto counts = power_law_rank("power_law_1.2", 500, 8, 128, 1, DrawFill::by_rank, rng);
+  const auto counts = power_law_rank({"power_law_1.2", 500, 8, 128, 1, DrawFill::by_rank}, rng);
   std::int64_t rows = 0;
   for (const std::int32_t n : counts) rows += n;
   CHECK(counts.size() == 128);
@@ -666,7 +666,7 @@ TEST_CASE("uneven rows of few tokens fill rank 0 where the source filled by id")
   CHECK(active(4, 16, DrawFill::by_id_of_none) == active(4, 16, DrawFill::by_rank));
   for (const DrawFill fill : {DrawFill::by_rank, DrawFill::by_id, DrawFill::by_id_of_none}) {
     Rng rng(1, "fill");
-    const auto counts = power_law_rank("power_law_1.01", 4, 8, 256, 1, fill, rng);
+    const auto counts = power_law_rank({"power_law_1.01", 4, 8, 256, 1, fill}, rng);
     CHECK(std::accumulate(counts.begin(), counts.end(), 0) == 32);
   }
   const auto of = [](const char* name, const char* engine, const char* version) {

@@ -473,7 +473,8 @@ BusiestRank eplb_load(const MeasuredPoint& point, const ExpertShape& shape, Draw
   BusiestRank mean;
   for (int i = 0; i < power_law_draws; ++i) {
     const std::vector<std::int32_t> tokens = power_law_rank(
-        point.distribution, point.tokens, shape.per_token, shape.experts, 1, draws.fill, rng);
+        {point.distribution, point.tokens, double(shape.per_token), shape.experts, 1, draws.fill},
+        rng);
     const ExpertLoad seen(tokens.begin(), tokens.end());
     const LayerPlacement placed = eplb->place(problem, LayerStatistics(seen), 0);
     std::vector<BusiestRank> loads(static_cast<std::size_t>(ranks));
@@ -586,8 +587,9 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
     Prediction mean;
     for (int i = 0; i < power_law_draws; ++i) {
       const double sum = mean.value;
-      mean = price(power_law_rank(point.distribution, point.tokens, shape->per_token,
-                                  shape->experts, ranks, draws.fill, rng));
+      mean = price(power_law_rank({point.distribution, point.tokens, double(shape->per_token),
+                                   shape->experts, ranks, draws.fill},
+                                  rng));
       mean.value += sum;
     }
     mean.value /= power_law_draws;

@@ -87,11 +87,18 @@ RequestTopics request_topics(std::size_t rows, const GatingTerms& terms, const W
   return topics;
 }
 
-/// Fills the rows of one request: `ids` is [rows, layers, k]. `topic_weights` is empty where tokens
-/// have no topic.
-void generate_request(const Logits& logits, std::size_t layers, std::size_t k, double reuse,
-                      const RequestTopics& topics, std::span<const float> topic_weights,
-                      const ExpertSampler& sampler, Rng rng, std::span<std::uint16_t> ids) {
+/// What the rows of all requests have in common.
+struct RowShape {
+  std::size_t layers, k;
+  double reuse;
+  std::span<const float> topic_weights;  ///< empty where tokens have no topic
+  ExpertSampler sampler;
+};
+
+/// Fills the rows of one request: `ids` is [rows, layers, k].
+void generate_request(const RowShape& shape, const Logits& logits, const RequestTopics& topics,
+                      Rng rng, std::span<std::uint16_t> ids) {
+  const auto& [layers, k, reuse, topic_weights, sampler] = shape;
   const std::size_t experts = logits.size() / layers;
   std::vector<double> own(experts), weights(experts);
   std::vector<std::uint16_t> picks(k);
@@ -222,16 +229,16 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
   const std::vector<float> of_topics = topic_weights(layers, experts, terms, seed);
 
   const auto tokens = static_cast<std::size_t>(rows.prompt_rows + rows.decode_rows);
+  const RowShape shape{layers, k, terms.reuse, of_topics,
+                       ExpertSampler(model.experts, model.experts_per_token, model.expert_groups,
+                                     model.groups_per_token)};
   const auto fill = [&](std::size_t i, std::span<std::uint16_t> ids) {
     const std::size_t workload = i % of_workload.size();
     Logits logits = of_workload[workload];
     add_noise(logits, terms.request_sigma, Rng(seed, fmt::format("gating request {}", i)));
-    generate_request(logits, layers, k, terms.reuse,
+    generate_request(shape, logits,
                      request_topics(tokens, terms, topics_of_workload[workload],
                                     Rng(seed, fmt::format("gating topics {}", i))),
-                     of_topics,
-                     ExpertSampler(model.experts, model.experts_per_token, model.expert_groups,
-                                   model.groups_per_token),
                      Rng(seed, fmt::format("gating tokens {}", i)), ids);
   };
   return fill_trace(model, rows, recipe, seed, fill);

@@ -110,8 +110,9 @@ class Migrate final : public Rebalancer {
     const std::vector<char> ranks = mismatched(seen, demand);
     std::vector<Migration> plans;
     for (std::size_t layer = 0; layer < demand.size(); ++layer) {
-      for (Migration& m : candidates(static_cast<int>(layer), seen.placement[layer], demand[layer],
-                                     ranks, replicas_, limits_, seen.live)) {
+      for (Migration& m :
+           candidates({static_cast<int>(layer), seen.placement[layer], demand[layer], seen.live},
+                      ranks, replicas_, limits_)) {
         m.net = net(m, seen.placement[layer], demand[layer], steps);
         if (m.net > 0 && !cooling(m, seen.now)) plans.push_back(m);
       }
