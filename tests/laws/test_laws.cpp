@@ -224,12 +224,11 @@ TEST_CASE("tokens routed are tokens times k, and KV blocks are conserved, in eve
   for (const std::uint64_t seed : worlds(24)) {
     CAPTURE(seed);
     const Experiment e = seed % 2 == 0 ? load(random_experiment(seed)) : cramped(seed, 24);
-    RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
-                   e.decode().seed);
+    RowSource rows = typical_rows(e.decode());
     Requests requests;
     std::optional<StepPrice> price;
     if (e.decode().scheduler->needs_price()) price = price_steps(e.decode());
-    Instance instance(e.decode(), rows, requests, 0, nullptr, price ? &*price : nullptr);
+    Instance instance(e.decode(), rows, requests, {.price = price ? &*price : nullptr});
     Rng rng(seed, "test/submit");
     for (std::uint32_t id = 0; id < 30; ++id) {
       RequestRecord& r = requests.add();

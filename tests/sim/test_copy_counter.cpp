@@ -202,7 +202,7 @@ TEST_CASE("a token whose experts share a GPU is sent there once") {
   const std::vector<std::uint16_t> ids{2, 3};
   const std::vector<std::int32_t> source{0};
   LinkTraffic copies;
-  CopyCounter().count(placement, slots, active_experts(ids), ids, source, {CopyRule::per_gpu, 8},
+  CopyCounter().count(placement, {slots, active_experts(ids), ids}, source, {CopyRule::per_gpu, 8},
                       copies);
   CHECK(copies.near_out == std::vector<double>{1, 0});
   CHECK(copies.near_in == std::vector<double>{0, 1});

@@ -339,7 +339,7 @@ Replayed replay(const RowSource& source, Phase phase, std::uint32_t request, std
                 std::int32_t count) {
   std::vector<RowRange> ranges;
   Replayed replayed;
-  source.append({{request, request}}, phase, first, count, 0, ranges, replayed.coverage);
+  source.append({{request, request}}, {phase, 0, count, first}, ranges, replayed.coverage);
   for (const RowRange& range : ranges) {
     for (std::int32_t i = 0; i < range.count; ++i) replayed.rows.push_back(range.first_row + i);
   }
