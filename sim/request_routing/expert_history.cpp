@@ -55,7 +55,7 @@ std::vector<std::int64_t> ExpertHistory::count(const Binding& binding, Phase pha
                                                const RowSource& source) const {
   std::vector<RowRange> rows;
   RoutingCoverage coverage;
-  source.append(binding, phase, first, tokens, 0, rows, coverage);
+  source.append(binding, {phase, 0, tokens, first}, rows, coverage);
   const RoutingTrace& trace = source.trace(phase);
   const auto k = static_cast<std::size_t>(trace.experts_per_token());
   std::vector<std::int64_t> counts(layers_ * experts_);
