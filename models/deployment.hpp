@@ -45,6 +45,7 @@ struct ParallelPlan {
   /// same KV cache.
   int dcp = 1;
   DcpMerge dcp_merge = DcpMerge::reduce_scatter;
+  bool operator==(const ParallelPlan&) const = default;
   /// Whether attention and experts have GPUs of their own.
   bool afd() const { return ffn_gpus > 0; }
   int attention_gpus() const { return dp * tp; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does plan look at the deployments that it says it does?
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include <fmt/format.h>
@@ -29,32 +30,30 @@ MoeModel some_model() {
 }
 
 BoundedShape shape(int dp, int pp, double prefill, double decode) {
-  const Json base{{"scheduling", {{"type", "chunked_prefill"}, {"max_num_seqs", 64}}}};
-  Json config = base;
-  config["parallel"] = {{"dp", dp}, {"tp", 1}, {"ep", dp}, {"pp", pp}};
-  config["instances"] = 32 / (dp * pp);
-  config["dispatch"] = {{"prefill", "all_gather"}, {"decode", "all_gather"}};
+  PlannedDeployment planned;
+  planned.decode = {{.dp = dp, .ep = dp, .pp = pp}, 32 / (dp * pp)};
   TuneBound bound;
   bound.goodput = std::min(prefill, decode);
   bound.prefill = prefill;
   bound.decode = decode;
-  return {std::move(config), bound};
+  return {planned, bound};
 }
 
-int gpus_of_pool(const Json& pool) {
-  const Json& plan = pool.at("parallel");
-  return plan.at("dp").get<int>() * plan.at("tp").get<int>() * plan.at("pp").get<int>() *
-         pool.at("instances").get<int>();
+int gpus_of(const PlannedGroup& group) { return group.parallel.gpus() * group.instances; }
+
+bool distinct(const std::vector<PlannedDeployment>& all) {
+  return std::ranges::all_of(
+      all, [&](const PlannedDeployment& one) { return std::ranges::count(all, one) == 1; });
 }
 
 TEST_CASE("drafts are tried in full, in part and not at all, where they are asked for") {
-  Json deployment = shape(4, 1, 1, 1).config;
+  PlannedDeployment deployment = shape(4, 1, 1, 1).shape;
   CHECK(with_drafts(deployment).size() == 1);
-  deployment["speculative"] = {{"num_speculative_tokens", 5}, {"acceptance_rate", .7}};
+  deployment.drafts = 5;
   std::vector<std::string> tried;
-  for (const Json& each : with_drafts(deployment)) tried.push_back(drafts_text(each));
+  for (const PlannedDeployment& each : with_drafts(deployment)) tried.push_back(each.drafts_text());
   CHECK(tried == std::vector<std::string>{"5 drafts", "no drafts", "1 draft", "2 drafts"});
-  deployment["speculative"]["num_speculative_tokens"] = 1;
+  deployment.drafts = 1;
   CHECK(with_drafts(deployment).size() == 2);
 }
 
@@ -106,24 +105,22 @@ TEST_CASE("pools: the best prefills of each depth, and decode on all that is lef
       shape(4, 1, 100, 50), shape(8, 1, 99, 60), shape(6, 1, 98, 55),
       shape(5, 1, 97, 40),  shape(3, 2, 90, 30), shape(2, 2, 89, 30),
       shape(4, 2, 88, 30),  shape(1, 2, 87, 30), shape(12, 1, 70, 100)};
-  const std::vector<Json> all = pools(bounded, some_model(), one_domain());
+  const std::vector<PlannedDeployment> all = pools(bounded, some_model(), one_domain());
   std::set<std::pair<int, int>> prefill;  // dp and depth
   bool wide = false;
-  std::set<std::string> distinct;
-  for (const Json& config : all) {
-    const Json& p = config.at("pools").at("prefill");
-    const Json& d = config.at("pools").at("decode");
-    CHECK(gpus_of_pool(p) + gpus_of_pool(d) <= 32);
-    prefill.emplace(p.at("parallel").at("dp"), p.at("parallel").at("pp"));
-    const Json& plan = d.at("parallel");
-    CHECK(plan.at("ep") == plan.at("dp"));
-    if (plan.at("dp") > 12) {
+  for (const PlannedDeployment& planned : all) {
+    REQUIRE(planned.apart());
+    const PlannedGroup &p = *planned.prefill, &d = planned.decode;
+    CHECK(gpus_of(p) + gpus_of(d) <= 32);
+    prefill.emplace(p.parallel.dp, p.parallel.pp);
+    CHECK(d.parallel.ep == d.parallel.dp);
+    if (d.parallel.dp > 12) {
       wide = true;
-      CHECK(gpus_of_pool(p) + gpus_of_pool(d) == 32);
-      CHECK(d.at("instances") == 1);
+      CHECK(gpus_of(p) + gpus_of(d) == 32);
+      CHECK(d.instances == 1);
     }
-    CHECK(distinct.insert(config.dump()).second);
   }
+  CHECK(distinct(all));
   CHECK(prefill == std::set<std::pair<int, int>>{{4, 1}, {8, 1}, {6, 1}, {3, 2}, {2, 2}, {1, 2}});
   CHECK(wide);
 }
@@ -132,8 +129,8 @@ TEST_CASE("pools: a group is widened to no more GPUs than experts or an NVLink d
   const std::vector<BoundedShape> bounded{shape(4, 1, 100, 50), shape(12, 1, 70, 100)};
   const auto widest = [&](const MoeModel& model, const ClusterSpec& cluster) {
     int most = 0;
-    for (const Json& config : pools(bounded, model, cluster))
-      most = std::max(most, config.at("pools").at("decode").at("parallel").at("dp").get<int>());
+    for (const PlannedDeployment& planned : pools(bounded, model, cluster))
+      most = std::max(most, planned.decode.parallel.dp);
     return most;
   };
   const int wide = widest(some_model(), one_domain());
@@ -147,25 +144,24 @@ TEST_CASE("pools: a group is widened to no more GPUs than experts or an NVLink d
 }
 
 TEST_CASE("what prefills is laid out in every other way on as many GPUs") {
-  const Json config =
+  const PlannedDeployment planned =
       pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
-  const std::vector<Json> all = with_prefill_layouts(config, some_model(), one_domain());
-  REQUIRE(all.front() == config);
-  std::set<std::string> distinct;
+  const std::vector<PlannedDeployment> all =
+      with_prefill_layouts(planned, some_model(), one_domain());
+  REQUIRE(all.front() == planned);
+  CHECK(distinct(all));
   std::set<int> depths;
-  for (const Json& other : all) {
-    CHECK(distinct.insert(other.dump()).second);
-    CHECK(gpus_of_pool(other.at("pools").at("prefill")) ==
-          gpus_of_pool(config.at("pools").at("prefill")));
-    CHECK(other.at("pools").at("decode") == config.at("pools").at("decode"));
-    depths.insert(other.at("pools").at("prefill").at("parallel").at("pp").get<int>());
+  for (const PlannedDeployment& other : all) {
+    CHECK(gpus_of(*other.prefill) == gpus_of(*planned.prefill));
+    CHECK(other.decode == planned.decode);
+    depths.insert(other.prefill->parallel.pp);
   }
   CHECK(depths == std::set<int>{1, 2, 4});
 }
 
 TEST_CASE("where nothing prefills apart there are no other layouts of it") {
-  const Json together = shape(4, 1, 100, 50).config;
-  CHECK(with_prefill_layouts(together, some_model(), one_domain()) == std::vector<Json>{together});
+  const PlannedDeployment together = shape(4, 1, 100, 50).shape;
+  CHECK(with_prefill_layouts(together, some_model(), one_domain()) == std::vector{together});
 }
 
 TEST_CASE("all layouts are the usual ones, and DCP, slices of experts, GPUs for experts alone") {
@@ -175,36 +171,33 @@ TEST_CASE("all layouts are the usual ones, and DCP, slices of experts, GPUs for 
   const auto looked_at = [&](const char* name, Layouts which) {
     const MoeModel model = read_model(
         ConfigNode::from_file(test::source_dir() / "models/zoo" / (std::string(name) + ".json")));
-    return shapes(shape(1, 1, 1, 1).config, model, node, which);
+    return shapes(PlannedDeployment(), model, node, which);
   };
   using Words = std::set<std::string>;
   // DCP, "tp dcp". Latent attention: over all of tp or half of it. Four KV heads: over two of tp 8.
   for (const auto& [name, stripes] :
        {std::pair{"deepseek_v3", Words{"8 8", "8 4", "4 4", "4 2", "2 2"}},
         std::pair{"qwen3_235b_a22b", Words{"8 2"}}}) {
-    const std::vector<Json> usual = looked_at(name, Layouts::usual);
-    std::vector<Json> all = looked_at(name, Layouts::all);
+    const std::vector<PlannedDeployment> usual = looked_at(name, Layouts::usual);
+    std::vector<PlannedDeployment> all = looked_at(name, Layouts::all);
     Words striped, sliced, apart;
-    std::erase_if(all, [&](const Json& config) {
-      const Json& plan = config.at("parallel");
-      const int dp = plan.at("dp"), tp = plan.at("tp"), ep = plan.at("ep");
+    std::erase_if(all, [&](const PlannedDeployment& planned) {
+      const ParallelPlan& plan = planned.decode.parallel;
+      const int dp = plan.dp, tp = plan.tp, ep = plan.ep;
       const bool between = ep > 1 && ep < dp * tp;
-      if (!plan.contains("dcp") && !plan.contains("ffn_gpus") && !between) return false;
-      if (plan.contains("dcp")) {
-        striped.insert(fmt::format("{} {}", tp, plan.at("dcp").get<int>()));
-        CHECK_THAT(shape_text(config), Contains("dcp"));
-        CHECK_FALSE(is_plain(config));
-      } else if (plan.contains("ffn_gpus")) {
+      if (plan.dcp == 1 && !plan.afd() && !between) return false;
+      if (plan.dcp > 1) {
+        striped.insert(fmt::format("{} {}", tp, plan.dcp));
+        CHECK_THAT(planned.shape(), Contains("dcp"));
+        CHECK_FALSE(planned.plain());
+      } else if (plan.afd()) {
         apart.insert(fmt::format("{} {} {}", dp, tp, ep));
-        CHECK_THAT(shape_text(config), Contains(fmt::format("ffn{}", ep)));
-        CHECK_FALSE(is_plain(config));
+        CHECK_THAT(planned.shape(), Contains(fmt::format("ffn{}", ep)));
+        CHECK_FALSE(planned.plain());
         // Attention's GPUs and experts' GPUs send to each other: nothing is gathered.
-        CHECK(config.at("dispatch").at("prefill") == "all_to_all");
-        Json served = config;
-        served["placement"] = {{"replication", 1.0}};
-        served["token_routing"] = {{"decode", "even"}};
-        for (const Json& copies : with_copies(served, some_model()))
-          CHECK(copies.at("token_routing").at("decode") == "even");
+        CHECK(planned.decode.travel != Travel::as_engine);
+        for (const PlannedDeployment& copies : with_copies(planned, some_model()))
+          CHECK_FALSE(copies.metro);
       } else {
         sliced.insert(fmt::format("{} {} {}", dp, tp, ep));
       }
@@ -223,20 +216,50 @@ TEST_CASE("all layouts are the usual ones, and DCP, slices of experts, GPUs for 
 }
 
 TEST_CASE("plain shapes are tensor parallelism alone, with or without experts over the same GPUs") {
-  const auto config = [](int dp, int tp, int ep, int pp) {
-    Json shape_config = shape(1, 1, 1, 1).config;
-    shape_config["parallel"] = {{"dp", dp}, {"tp", tp}, {"ep", ep}, {"pp", pp}};
-    return shape_config;
+  const auto plain = [](int dp, int tp, int ep, int pp) {
+    PlannedDeployment planned;
+    planned.decode.parallel = {dp, tp, ep, pp};
+    return planned.plain();
   };
-  CHECK(is_plain(config(1, 8, 1, 1)));
-  CHECK(is_plain(config(1, 8, 8, 1)));
-  CHECK(is_plain(config(1, 1, 1, 1)));
-  CHECK_FALSE(is_plain(config(2, 4, 8, 1)));
-  CHECK_FALSE(is_plain(config(1, 4, 4, 2)));
-  const Json apart =
+  CHECK(plain(1, 8, 1, 1));
+  CHECK(plain(1, 8, 8, 1));
+  CHECK(plain(1, 1, 1, 1));
+  CHECK_FALSE(plain(2, 4, 8, 1));
+  CHECK_FALSE(plain(1, 4, 4, 2));
+  const PlannedDeployment apart =
       pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
-  CHECK(is_apart(apart));
-  CHECK_FALSE(is_plain(apart));
+  CHECK(apart.apart());
+  CHECK_FALSE(apart.plain());
+}
+
+TEST_CASE("what is chosen stands in an experiment, and is found there again") {
+  for (const char* engine : {"vllm", "none"}) {
+    const PlanQuestion question{.model = "qwen3_30b_a3b", .cluster = "h100x8", .engine = engine};
+    Json base = base_deployment(question, some_model(), std::nullopt);
+    CHECK(choices_in(base) == PlannedDeployment());
+    base["speculative"] = {{"num_speculative_tokens", 3}, {"acceptance_rate", .7}};
+    std::vector<PlannedDeployment> planned =
+        shapes(choices_in(base), some_model(), one_domain(), Layouts::all);
+    std::ranges::move(
+        pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()),
+        std::back_inserter(planned));
+    for (const PlannedDeployment& each : planned) {
+      for (PlannedDeployment other : with_copies(each, some_model())) {
+        CAPTURE(engine, other.shape(), other.routing());
+        other.chunk = 4096;
+        other.sequences = 64;
+        const Json experiment = with_choices(base, other);
+        CHECK(choices_in(experiment) == other);
+        CHECK(with_choices(experiment, other) == experiment);
+        CHECK(experiment.at("workload") == base.at("workload"));
+        CHECK(experiment.contains("pools") == other.apart());
+        // Drafts take tokens of a step that decodes alone.
+        if (other.apart() && other.drafts > 0)
+          CHECK(experiment.at("pools").at("decode").at("scheduling").at("max_num_batched_tokens") ==
+                64 * (1 + other.drafts));
+      }
+    }
+  }
 }
 
 }  // namespace

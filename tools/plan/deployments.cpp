@@ -76,10 +76,10 @@ Json cluster_of(const std::string& gpu, int gpus, std::string& remark) {
 
 namespace {
 
-// How the engine exchanges tokens unless told otherwise is in its preset.
-void exchange_as_engine(const PlanQuestion& question, Json& config) {
-  if (find_engine(question.engine) == nullptr)
-    config["dispatch"] = {{"prefill", "all_gather"}, {"decode", "all_gather"}};
+// How tokens travel unless they are told otherwise: null where the engine's preset says it.
+Json engine_dispatch(const std::string& engine) {
+  if (find_engine(engine) != nullptr) return {};
+  return {{"prefill", "all_gather"}, {"decode", "all_gather"}};
 }
 
 // Distinct synthetic requests. Placements are fitted on half of them, and the others are served: as
@@ -143,11 +143,13 @@ Json base_deployment(const PlanQuestion& question, const MoeModel& model,
       {"measurement", {{"warmup", .1}, {"expert_counts", false}}},
       {"seed", question.seed}};
   const ServingEngine* engine = find_engine(question.engine);
+  const PlannedDeployment usual;
   config["scheduling"] = {{"type", engine == nullptr ? "chunked_prefill" : engine->scheduler()},
-                          {"max_num_batched_tokens", 8192},
-                          {"max_num_seqs", 512}};
+                          {"max_num_batched_tokens", usual.chunk},
+                          {"max_num_seqs", usual.sequences}};
   config["engine"] = {{"name", question.engine}};
-  exchange_as_engine(question, config);
+  if (Json dispatch = engine_dispatch(question.engine); !dispatch.is_null())
+    config["dispatch"] = std::move(dispatch);
   if (model.experts > 0) {
     config["placement"] = {
         {"type", "eplb"}, {"replication", 1.0}, {"load", {{"from", "trace"}, {"disjoint", true}}}};
@@ -168,12 +170,6 @@ std::vector<int> divisors(int n) {
   }
   return all;
 }
-
-// Prompts to their experts by the all-to-all, single tokens straight to each.
-Json deep_ep() { return {{"prefill", "all_to_all"}, {"decode", "low_latency"}}; }
-
-// Both by the all-to-all: what GPUs for experts alone had gathered would have no way back.
-Json all_to_all() { return {{"prefill", "all_to_all"}, {"decode", "all_to_all"}}; }
 
 constexpr int widest_tp = 16;
 
@@ -239,42 +235,21 @@ std::vector<ParallelPlan> apart(int gpus, const MoeModel& model, int domain) {
   return plans;
 }
 
-Json json_of(const ParallelPlan& plan) {
-  Json json{{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}, {"pp", plan.pp}};
-  if (plan.dcp > 1) json["dcp"] = plan.dcp;
-  if (plan.afd()) json["ffn_gpus"] = plan.ffn_gpus;
-  return json;
-}
-
-ParallelPlan plan_of(const Json& group) {
-  const Json& json = group.at("parallel");
-  ParallelPlan plan{json.at("dp"), json.at("tp"), json.at("ep"), json.at("pp")};
-  plan.dcp = json.value("dcp", 1);
-  plan.ffn_gpus = json.value("ffn_gpus", 0);
-  return plan;
+// As the layouts of each group: DeepEP where tokens travel, by the all-to-all with AFD, where what
+// GPUs for experts alone had gathered would have no way back.
+std::vector<Travel> travels(const PlannedGroup& group) {
+  const ParallelPlan& plan = group.parallel;
+  if (plan.afd()) return {Travel::all_to_all, Travel::deep_ep};
+  if (plan.dp == 1 || plan.ep == 1) return {group.travel};
+  return {group.travel, Travel::deep_ep};
 }
 
 }  // namespace
 
-namespace {
-
-// A group under every dispatch that makes a difference.
-template <class Emit>
-void for_each_dispatch(Json group, Emit&& emit) {
-  const ParallelPlan plan = plan_of(group);
-  if (plan.afd()) group["dispatch"] = all_to_all();
-  emit(group);
-  if (!plan.afd() && (plan.dp == 1 || plan.ep == 1)) return;
-  group["dispatch"] = deep_ep();
-  emit(group);
-}
-
-}  // namespace
-
-std::vector<Json> shapes(const Json& base, const MoeModel& model, const ClusterSpec& cluster,
-                         Layouts which) {
+std::vector<PlannedDeployment> shapes(const PlannedDeployment& like, const MoeModel& model,
+                                      const ClusterSpec& cluster, Layouts which) {
   const int gpus = cluster.gpus(), domain = cluster.scale_up_domain;
-  std::vector<Json> all;
+  std::vector<PlannedDeployment> all;
   for (const int group : divisors(gpus)) {
     if (group % domain != 0 && domain % group != 0) continue;
     std::vector<ParallelPlan> plans = layouts(group, model, domain);
@@ -283,10 +258,12 @@ std::vector<Json> shapes(const Json& base, const MoeModel& model, const ClusterS
         plans.insert(plans.end(), more.begin(), more.end());
     }
     for (const ParallelPlan& plan : plans) {
-      Json config = base;
-      config["parallel"] = json_of(plan);
-      config["instances"] = gpus / group;
-      for_each_dispatch(config, [&](const Json& shape) { all.push_back(shape); });
+      PlannedDeployment shape = like;
+      shape.decode = {.parallel = plan, .instances = gpus / group};
+      for (const Travel travel : travels(shape.decode)) {
+        shape.decode.travel = travel;
+        all.push_back(shape);
+      }
     }
   }
   return all;
@@ -300,44 +277,25 @@ std::vector<BoundedShape> best_per_gpu(std::vector<BoundedShape> all, double Tun
   std::ranges::stable_sort(all, [&](const BoundedShape& a, const BoundedShape& b) {
     return a.bound.*phase > b.bound.*phase;
   });
-  std::set<std::string> seen;
   std::vector<BoundedShape> best;
+  const auto layout = [](const BoundedShape& of) { return of.shape.decode.parallel; };
   for (BoundedShape& shape : all) {
-    if (best.size() < most && seen.insert(shape.config.at("parallel").dump()).second) {
+    if (best.size() < most && std::ranges::find(best, layout(shape), layout) == best.end())
       best.push_back(std::move(shape));
-    }
   }
   return best;
 }
 
-// Tokens of a step that decodes so many sequences, their drafts with them.
-int decoded_tokens(const Json& deployment, int sequences) {
-  const Json* drafts = find_value(deployment, "/speculative/num_speculative_tokens");
-  return sequences * (1 + (drafts == nullptr ? 0 : drafts->get<int>()));
+PlannedDeployment pools_of(const PlannedDeployment& prefill, int prefillers,
+                           const PlannedDeployment& decode, int decoders) {
+  PlannedDeployment pools = decode;
+  pools.prefill = prefill.decode;
+  pools.prefill->instances = prefillers;
+  pools.decode.instances = decoders;
+  return pools;
 }
 
-// Sets that limit on sequences of a group; a pool of decodes alone gets room for their drafts.
-void limit_sequences(const Json& deployment, Json& scheduling, int sequences) {
-  scheduling["max_num_seqs"] = sequences;
-  const int tokens = decoded_tokens(deployment, sequences);
-  if (scheduling.at("type") == "decode_only" && tokens > sequences)
-    scheduling["max_num_batched_tokens"] = tokens;
-}
-
-Json pool(const Json& shape, int instances) {
-  Json pool{{"parallel", shape.at("parallel")}, {"instances", instances}};
-  if (shape.contains("dispatch")) pool["dispatch"] = shape.at("dispatch");
-  return pool;
-}
-
-Json pools_of(const Json& prefill, int prefillers, const Json& decode, int decoders) {
-  Json config = prefill;
-  for (const char* key : {"parallel", "instances", "dispatch"}) config.erase(key);
-  config["pools"] = {{"prefill", pool(prefill, prefillers)}, {"decode", pool(decode, decoders)}};
-  Json& scheduling = config["pools"]["decode"]["scheduling"] = {{"type", "decode_only"}};
-  limit_sequences(config, scheduling, decode.at("scheduling").at("max_num_seqs"));
-  return config;
-}
+const ParallelPlan& plan_of(const BoundedShape& shape) { return shape.shape.decode.parallel; }
 
 // Those that prefill best, of each depth of pipeline, and its smallest group that comes near them:
 // a bound takes prompts to be spread evenly, and knows nothing of ranks that wait for the one that
@@ -346,15 +304,14 @@ std::vector<BoundedShape> best_prefillers(const std::vector<BoundedShape>& parts
   constexpr std::size_t flat = 3, piped = 2;
   constexpr double near = .7;
   std::map<int, std::vector<BoundedShape>> by_depth;
-  for (const BoundedShape& part : parts) by_depth[plan_of(part.config).pp].push_back(part);
+  for (const BoundedShape& part : parts) by_depth[plan_of(part).pp].push_back(part);
   std::vector<BoundedShape> best;
   for (const auto& [depth, of_depth] : by_depth) {
     auto some = best_per_gpu(of_depth, &TuneBound::prefill, depth == 1 ? flat : piped);
     const BoundedShape* small = &some.front();
     for (const BoundedShape& part : of_depth) {
       const bool comes_near = part.bound.prefill > near * some.front().bound.prefill;
-      const int gpus = plan_of(part.config).gpus(), fewest = plan_of(small->config).gpus();
-      if (comes_near && gpus < fewest) small = &part;
+      if (comes_near && plan_of(part).gpus() < plan_of(*small).gpus()) small = &part;
     }
     some.push_back(BoundedShape(*small));
     std::ranges::move(best_per_gpu(std::move(some), &TuneBound::prefill, flat + 1),
@@ -364,153 +321,139 @@ std::vector<BoundedShape> best_prefillers(const std::vector<BoundedShape>& parts
 }
 
 // The layout as one group that takes all GPUs that are left, where it spreads experts over all.
-std::optional<Json> widened(const Json& shape, int gpus, const MoeModel& model, int domain) {
-  ParallelPlan plan = plan_of(shape);
+std::optional<PlannedDeployment> widened(const PlannedDeployment& shape, int gpus,
+                                         const MoeModel& model, int domain) {
+  PlannedDeployment wide = shape;
+  ParallelPlan& plan = wide.decode.parallel;
   const bool spread = plan.pp == 1 && plan.dp > 1 && plan.ep == plan.gpus();
   if (!spread || gpus <= plan.ep || gpus % plan.tp != 0 || gpus > domain || gpus > model.experts)
     return std::nullopt;
   plan.dp = gpus / plan.tp;
   plan.ep = gpus;
-  Json wide = shape;
-  wide["parallel"] = json_of(plan);
   return wide;
 }
 
 }  // namespace
 
-std::vector<Json> pools(const std::vector<BoundedShape>& bounded, const MoeModel& model,
-                        const ClusterSpec& cluster) {
+std::vector<PlannedDeployment> pools(const std::vector<BoundedShape>& bounded,
+                                     const MoeModel& model, const ClusterSpec& cluster) {
   constexpr std::size_t decoders_looked_at = 3;
   const int gpus = cluster.gpus();
   std::vector<BoundedShape> parts;
   for (const BoundedShape& shape : bounded) {
-    const bool half = 2 * plan_of(shape.config).gpus() <= gpus;
+    const bool half = 2 * plan_of(shape).gpus() <= gpus;
     if (half && shape.bound.goodput > 0) parts.push_back(shape);
   }
-  std::vector<Json> all;
+  std::vector<PlannedDeployment> all;
+  // Layouts that differ in size only are one and the same when widened.
+  const auto add = [&](const PlannedDeployment& planned) {
+    if (std::ranges::find(all, planned) == all.end()) all.push_back(planned);
+  };
   for (const BoundedShape& p : best_prefillers(parts)) {
     for (const BoundedShape& d : best_per_gpu(parts, &TuneBound::decode, decoders_looked_at)) {
-      const int of_p = plan_of(p.config).gpus(), of_d = plan_of(d.config).gpus();
+      const int of_p = plan_of(p).gpus(), of_d = plan_of(d).gpus();
       // Bounds are of the whole cluster: shares that let both have as many requests.
       const double share = d.bound.decode / (p.bound.prefill + d.bound.decode);
       const int balanced = static_cast<int>(share * gpus / of_p);
       for (const int prefillers : {balanced, balanced + 1}) {
         const int left = gpus - prefillers * of_p;
         if (prefillers < 1 || left < of_d) continue;
-        all.push_back(pools_of(p.config, prefillers, d.config, left / of_d));
+        add(pools_of(p.shape, prefillers, d.shape, left / of_d));
         if (left % of_d == 0) continue;
-        if (const auto wide = widened(d.config, left, model, cluster.scale_up_domain))
-          all.push_back(pools_of(p.config, prefillers, *wide, 1));
+        if (const auto wide = widened(d.shape, left, model, cluster.scale_up_domain))
+          add(pools_of(p.shape, prefillers, *wide, 1));
       }
     }
   }
-  // Layouts that differ in size only are one and the same when widened.
-  std::set<std::string> seen;
-  std::erase_if(all, [&](const Json& config) { return !seen.insert(config.dump()).second; });
   return all;
 }
 
-bool is_apart(const Json& deployment) { return deployment.contains("pools"); }
-
-bool is_plain(const Json& deployment) {
-  if (is_apart(deployment)) return false;
-  const ParallelPlan plan = plan_of(deployment);
-  return plan.dp == 1 && plan.pp == 1 && plan.dcp == 1 && !plan.afd() &&
-         (plan.ep == 1 || plan.ep == plan.tp);
-}
-
-const Json& decode_group(const Json& deployment) {
-  return deployment.contains("pools") ? deployment.at("pools").at("decode") : deployment;
-}
-
-namespace {
-
-Json& decode_group(Json& deployment) {
-  return deployment.contains("pools") ? deployment["pools"]["decode"] : deployment;
-}
-
-}  // namespace
-
-std::vector<Json> with_copies(const Json& deployment, const MoeModel& model) {
-  std::vector<Json> all{deployment};
-  const ParallelPlan plan = plan_of(decode_group(deployment));
+std::vector<PlannedDeployment> with_copies(const PlannedDeployment& planned,
+                                           const MoeModel& model) {
+  std::vector<PlannedDeployment> all{planned};
+  const ParallelPlan& plan = planned.decode.parallel;
   if (model.experts == 0 || plan.ep == 1) return all;
   std::set<int> slots{(model.experts + plan.ep - 1) / plan.ep};
   for (const double replication : {1.125, 1.25, 1.5}) {
     // Ratios that fill every GPU with as many.
     const int per_gpu = static_cast<int>(std::ceil(replication * model.experts / plan.ep - 1e-9));
     if (!slots.insert(per_gpu).second) continue;
-    Json config = deployment;
-    Json& group = decode_group(config);
-    if (!group.contains("placement")) group["placement"] = config.at("placement");
-    group["placement"]["replication"] = double(per_gpu) * plan.ep / model.experts;
-    all.push_back(config);
+    all.push_back(planned);
+    all.back().replication = double(per_gpu) * plan.ep / model.experts;
     if (plan.afd()) continue;
-    config["token_routing"]["decode"] = "metro";
-    group["dispatch"]["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
-    all.push_back(std::move(config));
-  }
-  return all;
-}
-
-std::vector<Json> with_chunks(const Json& deployment) {
-  std::vector<Json> all{deployment};
-  for (const int tokens : {2048, 4096, 16384}) {
-    Json config = deployment;
-    config["scheduling"]["max_num_batched_tokens"] = tokens;
-    const int sequences = config["scheduling"].at("max_num_seqs");
-    if (tokens >= decoded_tokens(config, sequences)) all.push_back(std::move(config));
-  }
-  return all;
-}
-
-std::vector<Json> with_drafts(const Json& deployment) {
-  std::vector<Json> all{deployment};
-  if (!deployment.contains("speculative")) return all;
-  all.push_back(deployment);
-  all.back().erase("speculative");
-  const int most = deployment["speculative"].at("num_speculative_tokens");
-  for (const int drafts : std::set<int>{1, most / 2}) {
-    if (drafts < 1 || drafts >= most) continue;
-    all.push_back(deployment);
-    all.back()["speculative"]["num_speculative_tokens"] = drafts;
-  }
-  return all;
-}
-
-std::vector<Json> with_prefill_layouts(const Json& deployment, const MoeModel& model,
-                                       const ClusterSpec& cluster) {
-  std::vector<Json> all{deployment};
-  if (!deployment.contains("pools")) return all;
-  const Json& prefill = deployment.at("pools").at("prefill");
-  for (const ParallelPlan& plan :
-       layouts(plan_of(prefill).gpus(), model, cluster.scale_up_domain)) {
-    Json group = prefill;
-    group["parallel"] = json_of(plan);
-    for_each_dispatch(group, [&](const Json& with_dispatch) {
-      if (with_dispatch == prefill) return;
-      Json& config = all.emplace_back(deployment);
-      config["pools"]["prefill"] = with_dispatch;
-    });
-  }
-  return all;
-}
-
-std::vector<Json> with_sequences(const Json& deployment, std::int64_t room) {
-  std::vector<Json> all{deployment};
-  for (const int sequences : {64, 128, 256, 1024}) {
-    if (sequences >= 2 * room) continue;
-    Json config = deployment;
-    limit_sequences(config, decode_group(config)["scheduling"], sequences);
-    all.push_back(std::move(config));
+    all.push_back(all.back());
+    all.back().metro = true;
   }
   return all;
 }
 
 namespace {
 
-std::string group_text(const Json& group) {
-  const ParallelPlan plan = plan_of(group);
+// Tokens of a step that decodes so many sequences, their drafts with them.
+int decoded_tokens(int sequences, int drafts) { return sequences * (1 + drafts); }
+
+}  // namespace
+
+std::vector<PlannedDeployment> with_chunks(const PlannedDeployment& planned) {
+  std::vector<PlannedDeployment> all{planned};
+  // A limit on sequences that decode apart is no limit of what prefills.
+  const int sequences = planned.apart() ? PlannedDeployment().sequences : planned.sequences;
+  const int decoded = decoded_tokens(sequences, planned.drafts);
+  for (const int tokens : {2048, 4096, 16384}) {
+    if (tokens < decoded) continue;
+    all.push_back(planned);
+    all.back().chunk = tokens;
+  }
+  return all;
+}
+
+std::vector<PlannedDeployment> with_drafts(const PlannedDeployment& planned) {
+  std::vector<PlannedDeployment> all{planned};
+  if (planned.drafts == 0) return all;
+  all.push_back(planned);
+  all.back().drafts = 0;
+  for (const int drafts : std::set<int>{1, planned.drafts / 2}) {
+    if (drafts < 1 || drafts >= planned.drafts) continue;
+    all.push_back(planned);
+    all.back().drafts = drafts;
+  }
+  return all;
+}
+
+std::vector<PlannedDeployment> with_prefill_layouts(const PlannedDeployment& planned,
+                                                    const MoeModel& model,
+                                                    const ClusterSpec& cluster) {
+  std::vector<PlannedDeployment> all{planned};
+  if (!planned.apart()) return all;
+  const PlannedGroup& prefill = *planned.prefill;
+  for (const ParallelPlan& plan :
+       layouts(prefill.parallel.gpus(), model, cluster.scale_up_domain)) {
+    PlannedGroup group = prefill;
+    group.parallel = plan;
+    for (const Travel travel : travels(group)) {
+      PlannedDeployment other = planned;
+      other.prefill = group;
+      other.prefill->travel = travel;
+      if (std::ranges::find(all, other) == all.end()) all.push_back(std::move(other));
+    }
+  }
+  return all;
+}
+
+std::vector<PlannedDeployment> with_sequences(const PlannedDeployment& planned, std::int64_t room) {
+  std::vector<PlannedDeployment> all{planned};
+  for (const int sequences : {64, 128, 256, 1024}) {
+    if (sequences >= 2 * room) continue;
+    all.push_back(planned);
+    all.back().sequences = sequences;
+  }
+  return all;
+}
+
+namespace {
+
+std::string group_text(const PlannedGroup& group) {
+  const ParallelPlan& plan = group.parallel;
   std::string text;
   const auto add = [&](const char* name, int value) {
     if (value > 1) text += fmt::format("{}{}{}", text.empty() ? "" : " ", name, value);
@@ -520,33 +463,134 @@ std::string group_text(const Json& group) {
   add("pp", plan.pp);
   if (text.empty()) text = "tp1";
   if (plan.afd()) text += fmt::format(" ffn{}", plan.ffn_gpus);
-  const int instances = group.at("instances");
-  return instances > 1 ? fmt::format("{} x {}", instances, text) : text;
+  return group.instances > 1 ? fmt::format("{} x {}", group.instances, text) : text;
 }
 
 }  // namespace
 
-std::string shape_text(const Json& deployment) {
-  if (!deployment.contains("pools")) return group_text(deployment);
-  const Json& pools = deployment.at("pools");
-  return fmt::format("prefill {}, decode {}", group_text(pools.at("prefill")),
-                     group_text(pools.at("decode")));
+bool PlannedDeployment::plain() const {
+  const ParallelPlan& plan = decode.parallel;
+  return !apart() && plan.dp == 1 && plan.pp == 1 && plan.dcp == 1 && !plan.afd() &&
+         (plan.ep == 1 || plan.ep == plan.tp);
 }
 
-std::string drafts_text(const Json& deployment) {
-  const Json* drafts = find_value(deployment, "/speculative/num_speculative_tokens");
-  if (drafts == nullptr) return "no drafts";
-  return *drafts == 1 ? "1 draft" : fmt::format("{} drafts", drafts->get<int>());
+std::string PlannedDeployment::shape() const {
+  if (!apart()) return group_text(decode);
+  return fmt::format("prefill {}, decode {}", group_text(*prefill), group_text(decode));
 }
 
-std::string routing_text(const Json& deployment) {
-  if (deployment.at("token_routing").at("decode") == "metro") return "metro";
-  const ParallelPlan plan = plan_of(decode_group(deployment));
-  if (!plan.afd() && (plan.dp == 1 || plan.ep == 1)) return "even";
-  const Json& group = decode_group(deployment);
-  return group.contains("dispatch") && group["dispatch"].at("decode") == "low_latency"
-             ? "even+DeepEP"
-             : "even";
+std::string PlannedDeployment::routing() const {
+  if (metro) return "metro";
+  const ParallelPlan& plan = decode.parallel;
+  const bool travels = plan.afd() || (plan.dp > 1 && plan.ep > 1);
+  return travels && decode.travel == Travel::deep_ep ? "even+DeepEP" : "even";
+}
+
+std::string PlannedDeployment::drafts_text() const {
+  if (drafts == 0) return "no drafts";
+  return drafts == 1 ? "1 draft" : fmt::format("{} drafts", drafts);
+}
+
+// Choices as keys of an experiment, and back.
+namespace {
+
+Json json_of(const ParallelPlan& plan) {
+  Json json{{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}, {"pp", plan.pp}};
+  if (plan.dcp > 1) json["dcp"] = plan.dcp;
+  if (plan.afd()) json["ffn_gpus"] = plan.ffn_gpus;
+  return json;
+}
+
+ParallelPlan plan_in(const Json& json) {
+  ParallelPlan plan{json.at("dp"), json.at("tp"), json.at("ep"), json.at("pp")};
+  plan.dcp = json.value("dcp", 1);
+  plan.ffn_gpus = json.value("ffn_gpus", 0);
+  return plan;
+}
+
+// Of a group; null where the engine's preset says it.
+Json dispatch_of(Travel travel, const std::string& engine) {
+  switch (travel) {
+    case Travel::deep_ep: return {{"prefill", "all_to_all"}, {"decode", "low_latency"}};
+    case Travel::all_to_all: return {{"prefill", "all_to_all"}, {"decode", "all_to_all"}};
+    case Travel::as_engine: break;
+  }
+  return engine_dispatch(engine);
+}
+
+Travel travel_in(const Json& group) {
+  if (!group.contains("dispatch")) return Travel::as_engine;
+  // METRO's decodes are gathered whatever prompts do.
+  const Json& dispatch = group.at("dispatch");
+  if (dispatch.value("prefill", Json()) != "all_to_all") return Travel::as_engine;
+  return dispatch.at("decode") == "all_to_all" ? Travel::all_to_all : Travel::deep_ep;
+}
+
+void put_group(const PlannedGroup& group, const std::string& engine, Json& keys) {
+  keys["parallel"] = json_of(group.parallel);
+  keys["instances"] = group.instances;
+  keys.erase("dispatch");
+  if (Json dispatch = dispatch_of(group.travel, engine); !dispatch.is_null())
+    keys["dispatch"] = std::move(dispatch);
+}
+
+PlannedGroup group_in(const Json& keys) {
+  return {plan_in(keys.at("parallel")), keys.at("instances"), travel_in(keys)};
+}
+
+}  // namespace
+
+Json with_choices(Json experiment, const PlannedDeployment& planned) {
+  const std::string engine = experiment.at("engine").at("name");
+  for (const char* key : {"parallel", "instances", "dispatch", "pools"}) experiment.erase(key);
+  Json& scheduling = experiment["scheduling"];
+  scheduling["max_num_batched_tokens"] = planned.chunk;
+  Json* group = &experiment;
+  if (planned.apart()) {
+    Json& pools = experiment["pools"];
+    put_group(*planned.prefill, engine, pools["prefill"]);
+    group = &pools["decode"];
+    Json& limits =
+        (*group)["scheduling"] = {{"type", "decode_only"}, {"max_num_seqs", planned.sequences}};
+    const int tokens = decoded_tokens(planned.sequences, planned.drafts);
+    if (tokens > planned.sequences) limits["max_num_batched_tokens"] = tokens;
+  } else {
+    scheduling["max_num_seqs"] = planned.sequences;
+  }
+  put_group(planned.decode, engine, *group);
+  if (planned.replication != 1) {
+    if (planned.apart()) (*group)["placement"] = experiment.at("placement");
+    (*group)["placement"]["replication"] = planned.replication;
+  }
+  if (planned.metro) {
+    experiment["token_routing"]["decode"] = "metro";
+    (*group)["dispatch"]["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
+  }
+  if (planned.drafts == 0) {
+    experiment.erase("speculative");
+  } else {
+    experiment["speculative"]["num_speculative_tokens"] = planned.drafts;
+  }
+  return experiment;
+}
+
+PlannedDeployment choices_in(const Json& experiment) {
+  PlannedDeployment planned;
+  const Json* group = &experiment;
+  if (experiment.contains("pools")) {
+    planned.prefill = group_in(experiment.at("pools").at("prefill"));
+    group = &experiment.at("pools").at("decode");
+  }
+  if (group->contains("parallel")) planned.decode = group_in(*group);
+  for (const Json* keys : {&experiment, group}) {
+    if (keys->contains("placement")) planned.replication = keys->at("placement").at("replication");
+    planned.sequences = keys->at("scheduling").at("max_num_seqs");
+  }
+  planned.chunk = experiment.at("scheduling").at("max_num_batched_tokens");
+  planned.metro = experiment.at("token_routing").at("decode") == "metro";
+  if (experiment.contains("speculative"))
+    planned.drafts = experiment.at("speculative").at("num_speculative_tokens");
+  return planned;
 }
 
 }  // namespace moesim

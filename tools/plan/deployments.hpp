@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "hardware/fabric.hpp"
+#include "models/deployment.hpp"
 #include "models/moe_model.hpp"
 #include "models/quantization.hpp"
 #include "tools/sweep/tune.hpp"
@@ -43,47 +46,80 @@ Json base_deployment(const PlanQuestion&, const MoeModel&, const std::optional<S
 /// - a quarter, half or three quarters of a group's GPUs for experts alone (AFD).
 enum class Layouts { usual, all };
 
+/// How the tokens of a group travel to their experts, where plan chooses.
+enum class Travel {
+  as_engine,  ///< as the engine does unless it is told otherwise
+  deep_ep,    ///< prompts by the all-to-all, single tokens straight to each expert
+  all_to_all  ///< both by the all-to-all
+};
+
+/// EP groups alike.
+struct PlannedGroup {
+  ParallelPlan parallel{};
+  int instances = 1;
+  Travel travel = Travel::as_engine;
+  bool operator==(const PlannedGroup&) const = default;
+};
+
+/// What plan chooses of a deployment. All else is said by the experiment that it is put into.
+struct PlannedDeployment {
+  std::optional<PlannedGroup> prefill{};  ///< prefills apart; none: one pool does both
+  PlannedGroup decode{};                  ///< what decodes, or does both
+  double replication = 1;                 ///< copies of what decodes, slots per expert
+  bool metro = false;                     ///< decodes are routed by METRO, over an all-gather
+  int chunk = 8192;                       ///< max_num_batched_tokens of what prefills
+  int sequences = 512;                    ///< max_num_seqs of what decodes
+  int drafts = 0;                         ///< of a sequence and step
+  bool operator==(const PlannedDeployment&) const = default;
+
+  /// Whether prefill and decode have pools of their own.
+  bool apart() const { return prefill.has_value(); }
+  /// Whether it is one of those that people try first: tensor parallelism alone, with or without
+  /// expert parallelism over the same GPUs, one pipeline stage, any number of instances.
+  bool plain() const;
+  /// "2 x dp8 ep8", "prefill 4 x tp2, decode dp8 ep8 pp2"; with AFD "dp4 ffn4"
+  std::string shape() const;
+  /// "metro", or the engine's own "even" and how tokens travel: "even+DeepEP"
+  std::string routing() const;
+  /// "3 drafts", "no drafts"
+  std::string drafts_text() const;
+};
+
+/// The experiment with these choices, in place of those that it holds. It has a base_deployment()
+/// for its origin.
+Json with_choices(Json experiment, const PlannedDeployment&);
+/// The choices that such an experiment holds; of a base_deployment() those that no shape changes.
+PlannedDeployment choices_in(const Json& experiment);
+
 /// Every layout x instances that fills the cluster with groups alike, each under every dispatch
-/// that makes a difference. Not all fit in memory.
-std::vector<Json> shapes(const Json& base, const MoeModel&, const ClusterSpec&,
-                         Layouts = Layouts::usual);
+/// that makes a difference; in all else `like` this one. Not all fit in memory.
+std::vector<PlannedDeployment> shapes(const PlannedDeployment& like, const MoeModel&,
+                                      const ClusterSpec&, Layouts = Layouts::usual);
 
 /// A shape, and what its steps alone allow.
 struct BoundedShape {
-  Json config;
+  PlannedDeployment shape;
   TuneBound bound;
 };
 /// Prefill and decode apart: the shapes that are best at each by their bounds per GPU, in the
 /// numbers that balance them. Of those that prefill, the best few of each depth of pipeline, and a
 /// small one; those that decode also as one group that takes all GPUs that are left.
-std::vector<Json> pools(const std::vector<BoundedShape>&, const MoeModel&, const ClusterSpec&);
+std::vector<PlannedDeployment> pools(const std::vector<BoundedShape>&, const MoeModel&,
+                                     const ClusterSpec&);
 
 /// The deployment and its like with copies of experts, and policies that make use of copies.
-std::vector<Json> with_copies(const Json& deployment, const MoeModel&);
+std::vector<PlannedDeployment> with_copies(const PlannedDeployment&, const MoeModel&);
 /// The deployment and its like with other sizes of a step's chunk.
-std::vector<Json> with_chunks(const Json& deployment);
+std::vector<PlannedDeployment> with_chunks(const PlannedDeployment&);
 /// The deployment and its like with fewer drafts for each sequence and step, and with none; itself
 /// alone where none are asked for.
-std::vector<Json> with_drafts(const Json& deployment);
+std::vector<PlannedDeployment> with_drafts(const PlannedDeployment&);
 /// The deployment and its like with other layouts, of as many GPUs, of what prefills; itself alone
 /// where nothing prefills apart.
-std::vector<Json> with_prefill_layouts(const Json& deployment, const MoeModel&, const ClusterSpec&);
+std::vector<PlannedDeployment> with_prefill_layouts(const PlannedDeployment&, const MoeModel&,
+                                                    const ClusterSpec&);
 /// The deployment and its like with other limits on sequences, up to what the KV cache has room
 /// for.
-std::vector<Json> with_sequences(const Json& deployment, std::int64_t room);
-
-/// Whether prefill and decode have pools of their own.
-bool is_apart(const Json& deployment);
-/// Whether it is one of those that people try first: tensor parallelism alone, with or without
-/// expert parallelism over the same GPUs, one pipeline stage, any number of instances.
-bool is_plain(const Json& deployment);
-/// The keys of the groups that decode: of a pool, or of the whole experiment.
-const Json& decode_group(const Json& deployment);
-/// "2 x dp8 ep8", "prefill 4 x tp2, decode dp8 ep8 pp2"; with AFD "dp4 ffn4"
-std::string shape_text(const Json& deployment);
-/// "3 drafts", "no drafts"
-std::string drafts_text(const Json& deployment);
-/// "metro", or the engine's own "even" and how tokens travel: "even, DeepEP"
-std::string routing_text(const Json& deployment);
+std::vector<PlannedDeployment> with_sequences(const PlannedDeployment&, std::int64_t room);
 
 }  // namespace moesim

@@ -64,7 +64,7 @@ double longest_stay(const Json& base) {
 }
 
 std::string goodput_text(const SloRun& run) {
-  return fmt::format("{} requests/s: {}", number_text(run.trial.goodput), shape_text(run.config));
+  return fmt::format("{} requests/s: {}", number_text(run.trial.goodput), choices_of(run).shape());
 }
 
 class Search {
@@ -76,17 +76,18 @@ class Search {
 
   Plan run() {
     look_at_shapes();
-    refine("copies and routing",
-           [&](const Json& d, const SloRun&) { return with_copies(d, search_.model); });
-    refine("chunks", [](const Json& d, const SloRun&) { return with_chunks(d); });
-    if (search_.base.contains("speculative"))
-      refine("drafts", [](const Json& d, const SloRun&) { return with_drafts(d); });
+    refine("copies and routing", [&](const PlannedDeployment& d, const SloRun&) {
+      return with_copies(d, search_.model);
+    });
+    refine("chunks", [](const PlannedDeployment& d, const SloRun&) { return with_chunks(d); });
+    if (choices_in(search_.base).drafts > 0)
+      refine("drafts", [](const PlannedDeployment& d, const SloRun&) { return with_drafts(d); });
     // What a chunk is good for depends on the depth of the pipeline and on how many ranks wait.
-    refine("layouts of prefill", [&](const Json& d, const SloRun&) {
+    refine("layouts of prefill", [&](const PlannedDeployment& d, const SloRun&) {
       return with_prefill_layouts(d, search_.model, search_.cluster);
     });
-    refine("limits on sequences", [&](const Json& d, const SloRun& run) {
-      return with_sequences(d, std::min(room(d), in_flight(run)));
+    refine("limits on sequences", [&](const PlannedDeployment& d, const SloRun& run) {
+      return with_sequences(d, std::min(room(run), in_flight(run)));
     });
     confirm();
     try_uniform_routing();
@@ -129,7 +130,7 @@ class Search {
     if (leaders_.size() <= kept) return;
     constexpr auto last = static_cast<std::ptrdiff_t>(kept) - 1;
     const auto other = std::ranges::find_if(leaders_, [&](const SloRun& run) {
-      return is_apart(run.config) != is_apart(leaders_.front().config);
+      return choices_of(run).apart() != choices_of(leaders_.front()).apart();
     });
     if (other != leaders_.end() && other - leaders_.begin() > last)
       std::rotate(leaders_.begin() + last, other, other + 1);
@@ -147,10 +148,10 @@ class Search {
   // Pools first: prefill and decode bound them closely, which makes them a good measure. Groups
   // that do both are bounded loosely where many ranks wait for the one that has a prompt.
   void look_at_shapes() {
-    std::vector<Json> together =
-        shapes(search_.base, search_.model, search_.cluster, search_.layouts);
-    std::ranges::transform(together, together.begin(), sampled);
-    const std::vector<std::optional<TuneBound>> bounds = bounds_of(together);
+    const std::vector<PlannedDeployment> together =
+        shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts);
+    const std::vector<std::optional<TuneBound>> bounds =
+        bounds_of(places_of(search_.base, together));
     if (plan_.stopped) return;
     std::vector<BoundedShape> bounded;
     double best_bound = 0, prefill = 0, decode = 0;
@@ -167,13 +168,13 @@ class Search {
     constexpr double few_in_flight = 10;
     if (best_bound == 0) best_bound = few_in_flight / longest_stay(search_.base);
     ladder_ = ladder_under(best_bound);  // one for all stages: they know each other's runs
-    std::vector<Json> apart = pools(bounded, search_.model, search_.cluster);
+    const std::vector<PlannedDeployment> apart = pools(bounded, search_.model, search_.cluster);
     plan_.shapes = together.size() + apart.size();
     plan_.fit = bounded.size() + apart.size();
     note_least(together, bounds);
     if (!apart.empty()) {
-      SloResult result = search_slo(search_over(std::move(apart), short_stays), traces_, remarks_,
-                                    begin("prefill and decode apart"));
+      SloResult result = search_slo(search_over(places_of(search_.base, apart), short_stays),
+                                    traces_, remarks_, begin("prefill and decode apart"));
       plan_.fit -= result.cannot_run;
       count(result);
       join(std::move(result.found));
@@ -184,7 +185,7 @@ class Search {
     std::vector<std::size_t> all, plain;
     for (std::size_t i = 0; i < together.size(); ++i) {
       all.push_back(i);
-      if (!is_plain(together[i])) continue;
+      if (!together[i].plain()) continue;
       plain.push_back(i);
       if (lifted[i] && lifted[i]->goodput > 0) lifted[i]->goodput = best_bound;
     }
@@ -203,12 +204,12 @@ class Search {
   }
 
   // Of some of the shapes that prefill and decode in one group.
-  SloSearch search_together(const std::vector<Json>& together,
+  SloSearch search_together(const std::vector<PlannedDeployment>& together,
                             const std::vector<std::optional<TuneBound>>& bounds,
                             const std::vector<std::size_t>& some) const {
-    std::vector<Json> places;
-    for (const std::size_t i : some) places.push_back(together[i]);
-    SloSearch slo = search_over(std::move(places), short_stays);
+    std::vector<PlannedDeployment> shapes;
+    for (const std::size_t i : some) shapes.push_back(together[i]);
+    SloSearch slo = search_over(places_of(search_.base, shapes), short_stays);
     for (const std::size_t i : some) slo.bounds.push_back(bounds[i]);
     slo.bound_margin = bound_margin;
     slo.near_misses = leaders_.empty();
@@ -225,13 +226,13 @@ class Search {
   }
 
   // The shapes whose requests get their tokens soonest when they are alone.
-  void note_least(const std::vector<Json>& places,
+  void note_least(const std::vector<PlannedDeployment>& shapes,
                   const std::vector<std::optional<TuneBound>>& bounds) {
-    for (std::size_t i = 0; i < places.size(); ++i) {
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
       if (!bounds[i]) continue;
       const auto note = [&](std::optional<Plan::Least>& least, double seconds) {
         if (seconds > 0 && (!least || seconds < least->seconds))
-          least = {seconds, shape_text(places[i])};
+          least = {seconds, shapes[i].shape()};
       };
       note(plan_.least_ttft, bounds[i]->least_ttft);
       note(plan_.least_tpot, bounds[i]->least_tpot);
@@ -251,18 +252,20 @@ class Search {
   template <class Vary>
   void refine(const char* stage, Vary vary) {
     if (leaders_.empty()) return;
-    const bool apart = is_apart(leaders_.front().config);
+    const bool apart = choices_of(leaders_.front()).apart();
     const double best = leaders_.front().per_second();
     for (const bool kind : {apart, !apart}) {
       std::vector<Json> places;
       double to_beat = 0;
       std::size_t chosen = 0;
       for (const SloRun& leader : leaders_) {
-        if (is_apart(leader.config) != kind || leader.per_second() < near_best * best) continue;
+        const PlannedDeployment choices = choices_of(leader);
+        if (choices.apart() != kind || leader.per_second() < near_best * best) continue;
         to_beat = std::max(to_beat, leader.trial.goodput);
         if (chosen++ == (kind == apart ? varied : 1)) break;
-        for (Json& place : vary(without_load(leader.config), leader))
-          places.push_back(sampled(std::move(place)));
+        const Json without = without_load(leader.config);
+        for (const PlannedDeployment& other : vary(choices, leader))
+          places.push_back(sampled(with_choices(without, other)));
       }
       if (places.empty() || plan_.stopped) continue;
       SloSearch slo = search_over(std::move(places), short_stays);
@@ -278,14 +281,15 @@ class Search {
 
   // Sequences on a rank that decodes, in the mean of a run.
   static std::int64_t in_flight(const SloRun& run) {
-    const Json& group = moesim::decode_group(run.config);
-    const int ranks = group.at("instances").get<int>() * group.at("parallel").at("dp").get<int>();
+    const PlannedGroup group = choices_of(run).decode;
+    const int ranks = group.instances * group.parallel.dp;
     const double stay = run.report.at("metrics").value("mean_e2el_ms", 0.0) / 1e3;
     return static_cast<std::int64_t>(std::ceil(run.per_second() * stay / ranks));
   }
 
   // Sequences of the question's length that a rank's KV cache holds.
-  std::int64_t room(const Json& deployment) {
+  std::int64_t room(const SloRun& run) {
+    const Json deployment = without_load(run.config);
     const Experiment e = load_experiment(ConfigNode(deployment, search_.folder / "plan"), traces_);
     const Json& lengths = deployment.at("workload").at("lengths");
     const std::int64_t tokens =
@@ -358,7 +362,7 @@ class Search {
     const std::vector<SloRun> short_runs = std::exchange(leaders_, {});
     join(std::move(lasting));
     for (const bool apart : {false, true}) {
-      const auto of_kind = [&](const SloRun& run) { return is_apart(run.config) == apart; };
+      const auto of_kind = [&](const SloRun& run) { return choices_of(run).apart() == apart; };
       // Where long runs refute all of a kind, what came behind them in short runs is asked.
       if (std::ranges::any_of(short_runs, of_kind) && std::ranges::none_of(leaders_, of_kind))
         join(long_runs_of(best_in_reserve(apart)));
@@ -368,12 +372,12 @@ class Search {
 
   // Shapes of a kind that were left out of the leaders, each once, the best first.
   std::vector<SloRun> best_in_reserve(bool apart) {
-    std::erase_if(reserve_, [&](const SloRun& run) { return is_apart(run.config) != apart; });
+    std::erase_if(reserve_, [&](const SloRun& run) { return choices_of(run).apart() != apart; });
     std::ranges::stable_sort(reserve_, std::greater{}, &SloRun::per_second);
     std::set<std::string> seen;
     std::vector<SloRun> best;
     for (const SloRun& run : reserve_) {
-      if (best.size() < varied && seen.insert(shape_text(run.config)).second) best.push_back(run);
+      if (best.size() < varied && seen.insert(choices_of(run).shape()).second) best.push_back(run);
     }
     return best;
   }
@@ -388,7 +392,7 @@ class Search {
       Json& place = places.emplace_back(exact_is_quick(leader) ? deployment : sampled(deployment));
       vary_routing(place, leader);
       // What a short run bears is a little more than what lasts, unless pools bound it closely.
-      loads.push_back((is_apart(leader.config) ? 1 : .97) * leader.per_second());
+      loads.push_back((choices_of(leader).apart() ? 1 : .97) * leader.per_second());
     }
     const SloSearch slo = long_runs(std::move(places), 1);
     SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("long runs"));
@@ -404,7 +408,7 @@ class Search {
       std::vector<double> loads;
       for (const bool apart : {false, true}) {
         const auto best = std::ranges::find_if(
-            leaders_, [&](const SloRun& run) { return is_apart(run.config) == apart; });
+            leaders_, [&](const SloRun& run) { return choices_of(run).apart() == apart; });
         if (best == leaders_.end() || best->draws == draws) continue;
         if (best->per_second() < worth_a_search * leaders_.front().per_second()) continue;
         places.push_back(best->config);
@@ -433,7 +437,7 @@ class Search {
     std::vector<std::size_t> asked;
     for (const bool apart : {false, true}) {
       const auto best = std::ranges::find_if(
-          leaders_, [&](const SloRun& run) { return is_apart(run.config) == apart; });
+          leaders_, [&](const SloRun& run) { return choices_of(run).apart() == apart; });
       if (best == leaders_.end() || best->draws != draws) continue;
       const auto i = static_cast<std::size_t>(best - leaders_.begin());
       Json& gating = places.emplace_back(leaders_[i].config)["workload"]["gating"];

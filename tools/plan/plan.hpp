@@ -65,6 +65,9 @@ struct PlanHooks {
 /// any number of stops. Throws ConfigError if nothing fits or the store is another's.
 Plan make_plan(const PlanSearch&, TraceLibrary&, Remarks&, const PlanHooks&);
 
+/// What plan chose of the deployment that ran.
+inline PlannedDeployment choices_of(const SloRun& run) { return choices_in(run.config); }
+
 /// What limits a deployment: what is missed first under more load ("capacity", "TPOT", "TTFT"), or
 /// the latency that is nearest to its limit where no more load was tried.
 std::string limit_text(const SloRun&);

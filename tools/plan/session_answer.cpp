@@ -51,17 +51,17 @@ std::string table_of_sessions(const SessionPlanned& plan, int gpus) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const SloRun& run = runs[i];
     const std::string number = std::to_string(i + 1);
+    const PlannedDeployment chosen = choices_of(run);
     table.add({number, number_text(run.per_second()), number_text(run.per_second() / gpus),
                fmt::format("{:.0f} %", 100 * run.trial.attainment), share_of(run, hits_pointer),
                share_of(run, ideal_pointer), text_of(run, output_pointer, 1. / gpus),
                text_of(run, first_ttft_pointer), text_of(run, later_ttft_pointer),
                text_of(run, tpot_pointer),
                plan.times_sessions ? text_of(run, completion_pointer) : "-",
-               run.config.at("scheduling").at("max_num_batched_tokens").dump(), router_of(run)});
+               std::to_string(chosen.chunk), router_of(run)});
     const std::string busy = busy_text(run);
-    std::string name =
-        fmt::format("{}: {}, {}", number, shape_text(run.config), routing_text(run.config));
-    if (plan.drafts) name += ", " + drafts_text(run.config);
+    std::string name = fmt::format("{}: {}, {}", number, chosen.shape(), chosen.routing());
+    if (plan.drafts) name += ", " + chosen.drafts_text();
     if (run.heavier) {
       name +=
           fmt::format("; {:.0f} % more sessions: {} binds, met by {:.0f} %",
@@ -73,7 +73,7 @@ std::string table_of_sessions(const SessionPlanned& plan, int gpus) {
 }
 
 OrderedJson json_of(const SloRun& run, int gpus) {
-  OrderedJson json{{"shape", shape_text(run.config)},
+  OrderedJson json{{"shape", choices_of(run).shape()},
                    {"sessions", run.per_second()},
                    {"sessions_per_gpu", run.per_second() / gpus},
                    {"state", state_of(run)},

@@ -197,15 +197,16 @@ class SessionSearch {
                 const PlanHooks& hooks)
       : search_(search), plan_(search.plan), traces_(traces), remarks_(remarks), hooks_(hooks) {
     planned_.before = runs_in(plan_.store);
-    planned_.drafts = plan_.base.contains("speculative");
+    planned_.drafts = choices_in(plan_.base).drafts > 0;
   }
 
   SessionPlanned run() {
     look_at_shapes();
-    refine("chunks", [](const Json& place) { return with_chunks(place); });
-    refine("drafts", [](const Json& place) { return with_drafts(place); });
-    refine("copies of experts", [&](const Json& place) { return with_copies(place, plan_.model); });
-    refine("routers of requests", with_routers);
+    vary("chunks", with_chunks);
+    vary("drafts", with_drafts);
+    vary("copies of experts",
+         [&](const PlannedDeployment& planned) { return with_copies(planned, plan_.model); });
+    refine("routers of requests", with_other_routers);
     confirm();
     ask_for_tiers();
     if (!leaders_.empty()) planned_.nearest.clear();
@@ -215,10 +216,21 @@ class SessionSearch {
   }
 
  private:
-  static std::vector<Json> with_routers(const Json& place) {
-    std::vector<Json> all{place, place};
-    all.back()["request_routing"] = "dynamo_kv";
-    return all;
+  static std::vector<Json> with_other_routers(Json place) {
+    place["request_routing"] = "dynamo_kv";
+    return {std::move(place)};
+  }
+
+  // Looks among what differs from the best in one choice.
+  void vary(const char* stage,
+            const std::function<std::vector<PlannedDeployment>(const PlannedDeployment&)>& like) {
+    refine(stage, [&](const Json& place) {
+      std::vector<Json> others;
+      for (const PlannedDeployment& other : like(choices_in(place)))
+        others.push_back(with_choices(place, other));
+      others.erase(others.begin());  // the place itself
+      return others;
+    });
   }
 
   Experiment load(const Json& config) {
@@ -228,7 +240,7 @@ class SessionSearch {
   SloHooks begin(const std::string& stage) const {
     std::string best;
     if (!leaders_.empty())
-      best = fmt::format("{}: {}", leaders_.front().rate, shape_text(leaders_.front().config));
+      best = fmt::format("{}: {}", leaders_.front().rate, choices_of(leaders_.front()).shape());
     return begin_stage(hooks_, stage, best, planned_.runs);
   }
 
@@ -305,18 +317,19 @@ class SessionSearch {
   }
 
   void look_at_shapes() {
-    std::vector<Json> places = shapes(plan_.base, plan_.model, plan_.cluster, plan_.layouts);
-    for (Json& place : places) place = sampled(std::move(place));
+    const std::vector<PlannedDeployment> together =
+        shapes(choices_in(plan_.base), plan_.model, plan_.cluster, plan_.layouts);
+    std::vector<Json> places = places_of(plan_.base, together);
     look_at_turns(places);
     std::vector<std::optional<TuneBound>> bounds = estimates_of(places);
     if (planned_.stopped) return;
     std::vector<BoundedShape> bounded;
     for (std::size_t i = 0; i < places.size(); ++i) {
-      if (bounds[i]) bounded.push_back({places[i], *bounds[i]});
+      if (bounds[i]) bounded.push_back({together[i], *bounds[i]});
     }
     planned_.shapes = places.size();
     if (bounded.empty()) throw ConfigError(refused_.text(places[refused_.place()]));
-    std::vector<Json> apart = pools(bounded, plan_.model, plan_.cluster);
+    std::vector<Json> apart = places_of(plan_.base, pools(bounded, plan_.model, plan_.cluster));
     planned_.shapes += apart.size();
     for (std::optional<TuneBound>& bound : estimates_of(apart)) bounds.push_back(bound);
     std::ranges::move(apart, std::back_inserter(places));
@@ -344,12 +357,10 @@ class SessionSearch {
     join(std::move(result.found));
   }
 
-  // Looks among what differs from the best in one setting.
-  template <class Vary>
-  void refine(const char* stage, Vary vary) {
+  // Looks among other places like the best.
+  void refine(const char* stage, const std::function<std::vector<Json>(const Json&)>& others) {
     if (leaders_.empty() || planned_.stopped) return;
-    std::vector<Json> places = vary(leaders_.front().config);
-    places.erase(places.begin());  // the leader itself
+    std::vector<Json> places = others(leaders_.front().config);
     if (places.empty()) return;
     SloSearch slo = search_over(std::move(places), first_turns());
     slo.to_beat = leaders_.front().trial.goodput;
@@ -411,9 +422,9 @@ class SessionSearch {
       join(std::move(under_all.found));
     }
     if (leaders_.empty()) return;
-    const std::string shape = shape_text(leaders_.front().config);
+    const std::string shape = choices_of(leaders_.front()).shape();
     for (const SloRun& run : single) {
-      if (shape_text(run.config) == shape) planned_.single_seed = run;
+      if (choices_of(run).shape() == shape) planned_.single_seed = run;
     }
   }
 

@@ -17,6 +17,12 @@ Json sampled(Json deployment) {
   return deployment;
 }
 
+std::vector<Json> places_of(const Json& base, const std::vector<PlannedDeployment>& planned) {
+  std::vector<Json> places;
+  for (const PlannedDeployment& each : planned) places.push_back(sampled(with_choices(base, each)));
+  return places;
+}
+
 std::size_t runs_in(const std::filesystem::path& store) {
   std::error_code none;
   if (std::filesystem::file_size(store, none) == 0 || none) return 0;
@@ -61,7 +67,7 @@ void join_best(std::vector<SloRun>& best, std::vector<SloRun> found) {
   // What was found first has fewer settings of its own.
   std::set<std::string> seen;
   std::erase_if(best,
-                [&](const SloRun& run) { return !seen.insert(shape_text(run.config)).second; });
+                [&](const SloRun& run) { return !seen.insert(choices_of(run).shape()).second; });
 }
 
 }  // namespace moesim

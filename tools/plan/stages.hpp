@@ -16,6 +16,9 @@ namespace moesim {
 /// as it is.
 Json sampled(Json deployment);
 
+/// Shapes as experiments, MoE layers drawn likewise.
+std::vector<Json> places_of(const Json& base, const std::vector<PlannedDeployment>&);
+
 /// How many runs a store holds; 0 where it is not there.
 std::size_t runs_in(const std::filesystem::path& store);
 

@@ -244,21 +244,19 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const SloRun& run = runs[i];
     const std::string number = std::to_string(i + 1);
-    const Json& scheduling = run.config.at("scheduling");
-    const Json& limits = decode_group(run.config).value("scheduling", scheduling);
-    const Json* copies = find_value(decode_group(run.config), "/placement/replication");
-    if (copies == nullptr) copies = find_value(run.config, "/placement/replication");
-    table.add({number, copies == nullptr ? "-" : number_text(copies->get<double>()),
-               routing_text(run.config), scheduling.at("max_num_batched_tokens").dump(),
-               limits.at("max_num_seqs").dump(), run.rate.substr(0, run.rate.find(' ')),
-               percent(run.trial.attainment), run.heavier ? percent(run.heavier->attainment) : "-",
-               rate_or_dash(plan.uniform, i), margin(run, metric("p90_ttft_ms"), "ttft"),
+    const PlannedDeployment chosen = choices_of(run);
+    const bool dense = asked.search.model.experts == 0;
+    table.add({number, dense ? "-" : number_text(chosen.replication), chosen.routing(),
+               std::to_string(chosen.chunk), std::to_string(chosen.sequences),
+               run.rate.substr(0, run.rate.find(' ')), percent(run.trial.attainment),
+               run.heavier ? percent(run.heavier->attainment) : "-", rate_or_dash(plan.uniform, i),
+               margin(run, metric("p90_ttft_ms"), "ttft"),
                margin(run, metric("p90_tpot_ms"), "tpot"),
                by_energy ? joules_text(run) : cost(run, asked)});
     const std::string busy = busy_text(run);
-    const bool drafts = asked.search.base.contains("speculative");
-    names += wrapped(fmt::format("{}: {}{}; {} binds{}", number, shape_text(run.config),
-                                 drafts ? ", " + drafts_text(run.config) : "", limit_text(run),
+    const bool drafts = choices_in(asked.search.base).drafts > 0;
+    names += wrapped(fmt::format("{}: {}{}; {} binds{}", number, chosen.shape(),
+                                 drafts ? ", " + chosen.drafts_text() : "", limit_text(run),
                                  busy.empty() ? "" : "; " + busy),
                      100, 3) +
              "\n";
@@ -290,7 +288,7 @@ std::string legend(bool by_energy) {
 std::string kinds_text(const Plan& plan) {
   const auto best_of = [&](bool apart) {
     const auto run = std::ranges::find_if(
-        plan.best, [&](const SloRun& each) { return is_apart(each.config) == apart; });
+        plan.best, [&](const SloRun& each) { return choices_of(each).apart() == apart; });
     return run == plan.best.end()
                ? std::string("none that fits meets the limits")
                : fmt::format("{} req/s ({})", run->rate.substr(0, run->rate.find(' ')),
@@ -329,7 +327,7 @@ std::string active_text(const SloRun& first, const MoeModel& model) {
 }
 
 OrderedJson to_json(const SloRun& run) {
-  OrderedJson json{{"shape", shape_text(run.config)},
+  OrderedJson json{{"shape", choices_of(run).shape()},
                    {"rate", run.rate},
                    {"state", state_of(run)},
                    {"seeds", run.draws},
@@ -555,7 +553,7 @@ std::string scaling_text(const std::vector<Asked>& asked, const std::vector<Plan
     const SloRun& best = plans[i].best.front();
     table.add({std::to_string(gpus), number_text(best.per_second()),
                number_text(best.per_second() / gpus), cost(best, asked[i]),
-               shape_text(best.config)});
+               choices_of(best).shape()});
   }
   return "\n" + table.text();
 }
