@@ -9,14 +9,15 @@
 
 namespace moesim {
 
-Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requests, Around around)
+Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requests,
+                   InstanceLinks links)
     : deployment_(deployment),
-      sampler_(around.sampler),
-      price_(around.price),
+      sampler_(links.sampler),
+      price_(links.price),
       rows_(rows),
       requests_(requests),
-      number_(around.number),
-      below_(std::move(around.below)),
+      number_(links.number),
+      below_(std::move(links.below)),
       model_(step_model(deployment)),
       speculation_(deployment, number_),
       layout_(deployment) {

@@ -22,19 +22,20 @@
 
 namespace moesim {
 
+/// What an instance is connected to.
+struct InstanceLinks {
+  int number = 0;  ///< what observers and requests know it by
+  /// Stands for the routing of the requests' own tokens, which then take no rows.
+  StepSampler* sampler = nullptr;
+  const StepPrice* price = nullptr;  ///< by which some schedulers plan
+  std::vector<TierPort> below{};     ///< the ways of its ranks to a tier, [rank], or none
+};
+
 /// One EP group: its DP ranks step together. Owns queues, KV blocks and the trace rows of its
 /// requests; reads no clock but what it is given.
 class Instance {
  public:
-  /// What stands around it.
-  struct Around {
-    int number = 0;  ///< what observers and requests know it by
-    /// Stands for the routing of the requests' own tokens, which then take no rows.
-    StepSampler* sampler = nullptr;
-    const StepPrice* price = nullptr;  ///< by which some schedulers plan
-    std::vector<TierPort> below{};     ///< the ways of its ranks to a tier, [rank], or none
-  };
-  Instance(const Deployment&, RowSource&, Requests&, Around);
+  Instance(const Deployment&, RowSource&, Requests&, InstanceLinks = {});
   int number() const { return number_; }
 
   /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank
