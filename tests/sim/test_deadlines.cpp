@@ -245,7 +245,7 @@ std::vector<double> first_tokens(const Json& json, const std::vector<Asked>& ask
   Requests requests;
   std::optional<StepPrice> steps;
   if (e.scheduler->needs_price()) steps = price_steps(e);
-  Instance instance(e, rows, requests, 0, nullptr, steps ? &*steps : nullptr);
+  Instance instance(e, rows, requests, {.price = steps ? &*steps : nullptr});
   submit(instance, rows, requests, asked);
   run_to_end(instance);
   std::vector<double> ms;
