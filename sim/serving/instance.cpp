@@ -403,7 +403,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
   summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
   if (rank.plan.one_each && sampler_ != nullptr) return compute_one_each(rank, index);
   for (std::size_t i = 0; i < rank.plan.preempted; ++i) preempt_last(rank);
-  summary_.preemptions += static_cast<std::int64_t>(rank.plan.preempted);
+  summary_.preemptions += static_cast<std::int32_t>(rank.plan.preempted);
   const std::size_t stay = rank.running.size();
   if (!rank.runs_since && !rank.plan.admitted_tokens.empty()) rank.runs_since = planned_at_;
   std::vector<std::pair<std::size_t, Sequence>> parked;  // with how many run that came before
