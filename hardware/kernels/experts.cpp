@@ -23,13 +23,21 @@ Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
   const double arithmetic = flops_us(6 * c.hidden * c.width * c.rows, f.multiplied, gpu);
   // Most engines permute, activate and sum the copies of all tokens, whichever experts they chose.
   const double copies = loads_us(c.tokens * c.top_k * (2 * c.hidden + 4 * c.width) * 2, gpu);
+  double rough_us = launch_us + loads + arithmetic / 0.5 + 0.3 * copies;
+  if (c.kernel == ExpertKernel::mega_moe) {
+    // Tokens come in fp8 and results go in bf16 while others are multiplied; the kernel begins and
+    // ends with barriers of all GPUs. Chosen as launch_us is.
+    constexpr double barriers_us = 60, share = 0.75;
+    const double moved = link_us(c.rows * c.hidden * 3, gpu);
+    rough_us = barriers_us + loads + std::max(arithmetic / 0.5, moved / share);
+  }
   // Half an octave of a model's width and number of experts counts as a whole one of what a step
   // varies. Triton's layers change their tiles where tokens outnumber the experts that the rank
   // holds (vLLM's get_default_config): rows on the other side are half an octave farther.
   return {
       .at = {log_of(c.active), log_of(c.rows / c.active), log_of(c.tokens), log_of(c.hidden) / 2,
              log_of(c.width), log_of(c.experts), log_of(c.top_k), c.tokens > c.held ? 0.5 : 0.0},
-      .rough_us = launch_us + loads + arithmetic / 0.5 + 0.3 * copies,
+      .rough_us = rough_us,
       .least_us = arithmetic};
 }
 
@@ -47,13 +55,19 @@ void check_experts(const TableRow& row, const ExpertsCall& c, double ranks) {
     refuse(row, "ep: expected a divisor of experts");
 }
 
-template <bool masked>
+// Draws of which no more is known than their name; a rank's load does not follow from that.
+bool is_drawn_otherwise(const TableRow& row) {
+  return row.text("rows").empty() && row.text("distribution").find("sampled") != std::string::npos;
+}
+
+template <ExpertKernel kernel>
 std::vector<Sample> expert_samples(const TableRow& row, const GpuSpec& gpu,
                                    const EngineVersion& engine) {
+  if (is_drawn_otherwise(row)) return {};
   const std::string precision(table_name(row.text("precision")));
   ExpertsCall call = experts_of(row, engine, gpu, precision);
-  // The masked layout has no copies to permute: the tokens of the group do not count.
-  if (masked) call.tokens = 0;
+  call.kernel = kernel;
+  if (kernel != ExpertKernel::grouped_gemm) call.tokens = 0;
   return {sample(precision, row, locate(call, gpu))};
 }
 
@@ -116,7 +130,7 @@ constexpr MeasuredTable experts_table{.name = "experts",
                                                 {"top_k", TableAxis::by_shape},
                                                 {"tokens > experts held", TableAxis::derived}}},
                                       .along = "tokens",
-                                      .samples = expert_samples<false>,
+                                      .samples = expert_samples<ExpertKernel::grouped_gemm>,
                                       .other_layer = without_gate,
                                       .model = {"hidden", "width", "top_k", "experts"},
                                       .kept = kept_columns};
@@ -124,8 +138,15 @@ constexpr MeasuredTable experts_table{.name = "experts",
 constexpr MeasuredTable masked_table{.name = "wideep_experts_decode",
                                      .axes = experts_table.axes,
                                      .along = "tokens",
-                                     .samples = expert_samples<true>,
+                                     .samples = expert_samples<ExpertKernel::masked>,
                                      .kept = kept_columns};
+
+constexpr MeasuredTable mega_moe_table{.name = "megamoe_module",
+                                       .axes = experts_table.axes,
+                                       .along = "tokens",
+                                       .samples = expert_samples<ExpertKernel::mega_moe>,
+                                       .model = experts_table.model,
+                                       .kept = kept_columns};
 
 }  // namespace
 
@@ -145,6 +166,15 @@ constinit const Kernel masked_grouped_gemm_kernel{
     .law = Law::roofline,
     .table = &masked_table,
     .points = {"moe_kernel", "masked"},
+    .power = PowerClass::experts,
+};
+
+constinit const Kernel mega_moe_kernel{
+    .name = "mega_moe",
+    .summary = "the expert layer of one rank, its tokens' way there and back in the same kernel",
+    .law = Law::roofline,
+    .constants_of = &grouped_gemm_kernel,
+    .table = &mega_moe_table,
     .power = PowerClass::experts,
 };
 
@@ -237,7 +267,12 @@ std::vector<Scattered::Guess> ascending(const std::vector<Scattered::Guess>& gue
 }
 
 const MeasuredTable& table_of(const ExpertsCall& call) {
-  return call.masked ? masked_table : experts_table;
+  switch (call.kernel) {
+    case ExpertKernel::masked: return masked_table;
+    case ExpertKernel::mega_moe: return mega_moe_table;
+    case ExpertKernel::grouped_gemm: break;
+  }
+  return experts_table;
 }
 
 // Null where no table has the group.
@@ -353,7 +388,12 @@ TableTime ExpertTables::own_time(double tokens, double rows, double active) cons
 namespace {
 
 const Kernel& kernel_of(const GroupedGemmShape& shape) {
-  return shape.masked ? masked_grouped_gemm_kernel : grouped_gemm_kernel;
+  switch (shape.kernel) {
+    case ExpertKernel::masked: return masked_grouped_gemm_kernel;
+    case ExpertKernel::mega_moe: return mega_moe_kernel;
+    case ExpertKernel::grouped_gemm: break;
+  }
+  return grouped_gemm_kernel;
 }
 
 }  // namespace
@@ -362,7 +402,7 @@ GroupedGemm::GroupedGemm(const GroupedGemmShape& shape, const GpuSpec& gpu)
     : shape_(shape),
       tile_m_(tile_of(kernel_of(shape), gpu).m),
       tile_n_(tile_of(kernel_of(shape), gpu).n),
-      sms_(shape.masked ? gpu.sms : 0),
+      sms_(shape.kernel == ExpertKernel::masked ? gpu.sms : 0),
       hbm_(gpu.hbm_bandwidth),
       peak_(gpu.peak(shape.weights, shape.activations)),
       roofline_({shape.weights, shape.activations}, kernel_of(shape), gpu) {
@@ -383,7 +423,7 @@ GroupedGemm::GroupedGemm(const GroupedGemmShape& shape, const GpuSpec& gpu)
                                 .top_k = shape.top_k,
                                 .experts = shape.experts,
                                 .held = shape.held > 0 ? shape.held : shape.experts,
-                                .masked = shape.masked},
+                                .kernel = shape.kernel},
                                shape.weights, shape.activations);
   }
 }

@@ -10,8 +10,10 @@
 
 namespace moesim {
 
-/// The fused expert layer of the engines; DeepGEMM's layout for low-latency dispatch.
-extern const Kernel grouped_gemm_kernel, masked_grouped_gemm_kernel;
+/// The fused expert layer of the engines; DeepGEMM's layout for low-latency dispatch; the same
+/// layer with the way of its tokens, there and back, in one kernel (DeepGEMM's MegaMoE).
+extern const Kernel grouped_gemm_kernel, masked_grouped_gemm_kernel, mega_moe_kernel;
+enum class ExpertKernel { grouped_gemm, masked, mega_moe };
 
 /// The fused expert layer of one rank: `tokens` enter its EP group, `rows` of their copies fall to
 /// the rank's `active` experts, whose slice is `width` wide.
@@ -20,7 +22,8 @@ struct ExpertsCall {
   double hidden = 0, width = 0, top_k = 0, experts = 0;
   double held = 0;  ///< of the experts, by the rank
   double tokens = 0, rows = 0, active = 0;
-  bool masked = false;  ///< by masked_grouped_gemm: `tokens` do not count
+  /// Of others than grouped_gemm `tokens` do not count: no copies are permuted.
+  ExpertKernel kernel = ExpertKernel::grouped_gemm;
 };
 /// The call that a row measured, in the format of that name. Throws ConfigError if the row lacks a
 /// column or no layer is like that.
@@ -64,10 +67,10 @@ struct GroupedGemmShape {
   double width = 0;   ///< m, this GPU's slice of the expert's intermediate width
   Precision weights = Precision::bf16;
   Precision activations = Precision::bf16;
-  bool masked = false;  ///< by masked_grouped_gemm, else by grouped_gemm
-  double experts = 0;   ///< of the layer, on all GPUs; 0: unknown, and no table is asked
-  double top_k = 0;     ///< experts of a token
-  double held = 0;      ///< of the experts, by one GPU, redundant copies not counted; 0: all
+  ExpertKernel kernel = ExpertKernel::grouped_gemm;
+  double experts = 0;  ///< of the layer, on all GPUs; 0: unknown, and no table is asked
+  double top_k = 0;    ///< experts of a token
+  double held = 0;     ///< of the experts, by one GPU, redundant copies not counted; 0: all
 };
 
 /// Bytes that a pass over one row of a layer's copies moves: a token and its two intermediate
@@ -86,6 +89,8 @@ TiledWork expert_work(const GroupedGemmShape&, const GroupedRows&, Tile, int sms
 class GroupedGemm {
  public:
   GroupedGemm(const GroupedGemmShape&, const GpuSpec&);
+  /// Whether a table has the layer; else its price is a roofline.
+  bool measured() const { return tables_ != nullptr; }
   /// grouped_rows() with the kernel's tile_m.
   GroupedRows rows(std::span<const std::int32_t> tokens_per_slot) const;
   /// `tokens` enter the EP group of which this GPU computes a share, and it holds all of them;

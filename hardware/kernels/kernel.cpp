@@ -24,6 +24,7 @@ std::span<const Kernel* const> kernels() {
   static constexpr const Kernel* rows[] = {&gemm_kernel,
                                            &grouped_gemm_kernel,
                                            &masked_grouped_gemm_kernel,
+                                           &mega_moe_kernel,
                                            &attention_decode_kernel,
                                            &attention_prefill_kernel,
                                            &mla_decode_kernel,

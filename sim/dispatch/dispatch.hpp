@@ -45,6 +45,7 @@ struct Exchange {
   Occupancy combine_holds{};
   bool by_expert = false;  ///< tokens arrive in a buffer for each expert
   bool gathered = false;   ///< every GPU of the group holds all of its tokens
+  bool fused = false;      ///< the experts' kernel does it: no way takes time of its own
   Seconds total() const { return dispatch.time + combine.time + top_k; }
 };
 
@@ -59,6 +60,8 @@ class Dispatch {
   virtual bool needs_selections() const { return false; }
   /// Whether all GPUs of the group must be in one NVLink domain.
   virtual bool within_nvlink() const { return false; }
+  /// Whether one kernel moves tokens and multiplies them: mega_moe_kernel.
+  virtual bool fuses_experts() const { return false; }
   /// Whether it can give every GPU of the group all tokens. Where experts have GPUs of their own,
   /// these hold no tokens to gather.
   virtual bool gathers_tokens() const { return false; }

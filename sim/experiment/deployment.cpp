@@ -118,7 +118,8 @@ StepModel step_model(const Deployment& e) {
                     .overlap = e.overlap,
                     .capacity = e.capacity,
                     .shared_expert = e.shared_expert,
-                    .counts_locality = e.locality},
+                    .counts_locality = e.locality,
+                    .mega_moe = fuses_experts(e)},
                    std::move(memories));
 }
 

@@ -489,10 +489,37 @@ void check_domain(ConfigReader& reader, const PoolSpec& e) {
     if (phase.dispatch->within_nvlink())
       reader.child("dispatch")
           .fail(fmt::format(
-              "\"one_sided\" needs all {} GPUs of a group in one NVLink domain, which holds "
-              "{}; use \"all_to_all\"",
+              "a dispatch over NVLink needs all {} GPUs of a group in one NVLink domain, which "
+              "holds {}; use \"all_to_all\"",
               gpus, domain));
   }
+}
+
+// One kernel computes whole layers of experts that stand in HBM, and was measured on few GPUs.
+void check_mega_moe(ConfigReader& reader, const PoolSpec& e) {
+  if (!fuses_experts(e)) return;
+  const ConfigNode node = reader.child("dispatch");
+  const auto refuse = [&](bool that, std::string_view what) {
+    if (that)
+      node.fail(fmt::format("\"mega_moe\" is not modelled with {}; leave one of them out", what));
+  };
+  refuse(!e.parallel.exchanges(), "one attention rank, whose tokens do not travel");
+  refuse(e.parallel.afd(), "ffn_gpus");
+  refuse(e.parallel.moe_tp() > 1, "experts cut over several GPUs");
+  refuse(e.expert_memory.has_value(), "\"expert_memory\"");
+  refuse(e.shared_expert.is_slot(), "a shared expert that is a slot");
+  refuse(e.overlap.two_batch.has_value(), "\"overlap\": \"two_batch\"");
+  if (has_mega_moe({.cluster = e.cluster,
+                    .model = e.model,
+                    .plan = e.parallel,
+                    .precision = e.precision,
+                    .charges = {},
+                    .mega_moe = true}))
+    return;
+  node.fail(fmt::format(
+      "no table of {} has \"mega_moe\" for experts in {}; it was measured with \"mxfp4\" on B200, "
+      "GB200 and GB300, and needs an \"engine\"",
+      e.cluster.gpu.name, precision_names[static_cast<std::size_t>(e.precision.experts)]));
 }
 
 // A request that is never due would wait for all others.
@@ -548,6 +575,7 @@ void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   check_pipeline(reader.child("parallel"), spec);
   check_afd(reader, spec);
   check_domain(reader, spec);
+  check_mega_moe(reader, spec);
   if (spec.shared_expert.is_slot()) check_shared_slot(reader.child("shared_expert"), spec);
   if (spec.sampled) check_sampled(reader.child("fidelity"), spec);
   if (spec.two_term && spec.speculation.tokens > 0) {
@@ -712,6 +740,11 @@ RooflineTime expert_time(const ServedModel& e) {
           (token / (gpu.peak(e.precision.experts, e.precision.activations) *
                     kernel.peak_share_of(e.precision.experts)))
               .count()};
+}
+
+bool fuses_experts(const ChosenPolicies& chosen) {
+  return std::ranges::any_of(
+      chosen.phases, [](const PhaseSpec& phase) { return phase.dispatch->fuses_experts(); });
 }
 
 KvLayout kv_layout_of(const PoolSpec& e) {

@@ -257,6 +257,8 @@ std::span<const Key> group_keys();
 /// What one slot's weights and one token's arithmetic take on a GPU, in seconds, at the rates that
 /// its grouped GEMM reaches: 2 flops for each of an expert's parameters, no padding.
 RooflineTime expert_time(const ServedModel&);
+/// Whether some of its steps run experts and their exchange in one kernel.
+bool fuses_experts(const ChosenPolicies&);
 /// How its KV cache is laid out, the layer of an MTP module included.
 KvLayout kv_layout_of(const PoolSpec&);
 /// How its weights move.

@@ -23,7 +23,8 @@ StepModel module_of(const Deployment& e) {
                     .precision = e.precision,
                     .charges = e.charges,
                     .overlap = e.overlap,
-                    .shared_expert = e.shared_expert});
+                    .shared_expert = e.shared_expert,
+                    .mega_moe = fuses_experts(e)});
 }
 
 // What every GPU of attention computes after the step.

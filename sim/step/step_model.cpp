@@ -57,7 +57,7 @@ struct StepModel::Worker {
   RoutedLayer routed;
   CopyCounter counter;
   LinkTraffic copies, selections;
-  ExpertCosts expert_costs, masked_costs;
+  ExpertCosts expert_costs, masked_costs, mega_moe_costs;
   std::vector<std::int32_t> shared_rank;     // of each token
   std::vector<std::int32_t> tokens_of_slot;  // of one rank, with the shared expert behind them
 };
@@ -79,12 +79,12 @@ struct StepModel::Scratch {
 
 namespace {
 
-GroupedGemmShape shape_of_experts(const StepModelSpec& spec, bool masked) {
+GroupedGemmShape shape_of_experts(const StepModelSpec& spec, ExpertKernel kernel) {
   return {.hidden = static_cast<double>(spec.model.expert_input()),
           .width = static_cast<double>(spec.model.expert_width) / spec.plan.moe_tp(),
           .weights = spec.precision.experts,
           .activations = spec.precision.activations,
-          .masked = masked,
+          .kernel = kernel,
           .experts = static_cast<double>(spec.model.experts),
           .top_k = static_cast<double>(spec.model.experts_per_token),
           .held = static_cast<double>(spec.model.experts) / spec.plan.ep};
@@ -96,16 +96,26 @@ std::optional<GroupedGemm> masked_experts(const StepModelSpec& spec) {
   if (spec.precision.experts != Precision::fp8_block ||
       spec.precision.activations != Precision::fp8_block)
     return std::nullopt;
-  return GroupedGemm(shape_of_experts(spec, /*masked=*/true), spec.cluster.gpu);
+  return GroupedGemm(shape_of_experts(spec, ExpertKernel::masked), spec.cluster.gpu);
+}
+
+// A roofline would know nothing of what travels in the kernel.
+std::optional<GroupedGemm> mega_moe(const StepModelSpec& spec) {
+  if (!spec.mega_moe) return std::nullopt;
+  GroupedGemm gemm(shape_of_experts(spec, ExpertKernel::mega_moe), spec.cluster.gpu);
+  return gemm.measured() ? std::optional(std::move(gemm)) : std::nullopt;
 }
 
 }  // namespace
 
+bool has_mega_moe(const StepModelSpec& spec) { return mega_moe(spec).has_value(); }
+
 StepModel::StepModel(StepModelSpec spec, std::vector<RankMemory> memories)
     : spec_(std::move(spec)),
       fabric_(spec_.cluster),
-      experts_(shape_of_experts(spec_, /*masked=*/false), spec_.cluster.gpu),
+      experts_(shape_of_experts(spec_, ExpertKernel::grouped_gemm), spec_.cluster.gpu),
       masked_experts_(masked_experts(spec_)),
+      mega_moe_(mega_moe(spec_)),
       memories_(std::move(memories)),
       scratch_(std::make_unique<Scratch>(spec_)) {}
 
@@ -286,9 +296,13 @@ Exchange StepModel::exchange(const PhaseRule& rule, const LayerRouting& routing,
 void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
                               LayerOutcome& outcome) const {
   const int ranks = spec_.plan.ep;
+  const bool fused = outcome.exchange.fused;
   const bool masked = outcome.exchange.by_expert && masked_experts_;
-  const GroupedGemm& experts = masked ? *masked_experts_ : experts_;
-  ExpertCosts& costs = masked ? worker.masked_costs : worker.expert_costs;
+  check(!fused || mega_moe_, "a dispatch needs a kernel that was not measured");
+  const GroupedGemm& experts = fused ? *mega_moe_ : masked ? *masked_experts_ : experts_;
+  ExpertCosts& costs = fused    ? worker.mega_moe_costs
+                       : masked ? worker.masked_costs
+                                : worker.expert_costs;
   // Tables were measured with all tokens of the group at hand. A roofline knows of exchanges that
   // bring a GPU no others than its own experts'.
   const bool held = spec_.plan.dp == 1 || outcome.exchange.gathered || fabric_.cluster().gpu.tables;

@@ -60,7 +60,12 @@ struct StepModelSpec {
   SharedExpert shared_expert{};
   /// Whether steps count the selections that are served near their tokens. Not with AFD.
   bool counts_locality = false;
+  /// Whether some dispatch fuses_experts().
+  bool mega_moe = false;
 };
+
+/// Whether a table has mega_moe_kernel for such experts: nothing else prices it.
+bool has_mega_moe(const StepModelSpec&);
 
 /// Prices forward steps of one EP group. Per layer:
 ///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
@@ -148,7 +153,8 @@ class StepModel {
   GroupedGemm experts_;  // of one layer on one GPU
   // The same where tokens arrive by expert and a kernel for that was measured.
   std::optional<GroupedGemm> masked_experts_;
-  std::vector<RankMemory> memories_;  // [EP ranks], or none
+  std::optional<GroupedGemm> mega_moe_;  // if some dispatch needs it
+  std::vector<RankMemory> memories_;     // [EP ranks], or none
   std::unique_ptr<Scratch> scratch_;
   std::uint64_t steps_ = 0;
 };

@@ -571,13 +571,14 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
     if (const auto prediction = expert_table(point, *shape, gpu)) return *prediction;
   }
   if (!stored) return Skipped{"no model of its precision"};
-  const GroupedGemmShape gemm{.hidden = shape->hidden,
-                              .width = shape->width / std::max(1, point.tp),
-                              .weights = stored->weights,
-                              .activations = stored->activations,
-                              .masked = is_masked(point)};
+  const GroupedGemmShape gemm{
+      .hidden = shape->hidden,
+      .width = shape->width / std::max(1, point.tp),
+      .weights = stored->weights,
+      .activations = stored->activations,
+      .kernel = is_masked(point) ? ExpertKernel::masked : ExpertKernel::grouped_gemm};
   const int tile =
-      gpu.kernel(gemm.masked ? masked_grouped_gemm_kernel : grouped_gemm_kernel).tile_m;
+      gpu.kernel(is_masked(point) ? masked_grouped_gemm_kernel : grouped_gemm_kernel).tile_m;
   const auto price = [&](std::span<const std::int32_t> tokens) {
     return in_us(repeated(gemm, grouped_rows(tokens, tile), gpu));
   };

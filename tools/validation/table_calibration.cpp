@@ -99,8 +99,10 @@ ImportedTable read(const std::filesystem::path& file, const MeasuredTable& table
   const EngineVersion engine = engine_named(file.parent_path().filename().string());
   read_table(file, [&](const TableRow& row) {
     imported.columns = row.columns();
+    std::vector<Sample> samples = samples_of(table, row, gpu, engine);
+    if (samples.empty()) return;  // of draws that nobody can repeat
     MeasuredRow read{{row.fields.begin(), row.fields.end()},
-                     samples_of(table, row, gpu, engine),
+                     std::move(samples),
                      model_of(table, row),
                      shuffle.uniform(),
                      {}};
