@@ -59,8 +59,8 @@ class RowSource {
 
   /// Binds a new simulated request to recorded ones, at random among those whose turn it is.
   Binding bind(std::optional<std::uint32_t> session = {});
-  /// The rows of tokens of a bound request, appended to `out`. `tokens` counts from the request's
-  /// first of that phase.
+  /// The rows of tokens of a bound request, appended to `out`; where they come from is counted.
+  /// `tokens.first_row` is the place of the first one among the request's tokens of that phase.
   void append(const Binding&, RowRange tokens, std::vector<RowRange>& out, RoutingCoverage&) const;
   /// Rows of the bound request in that phase: past them its tokens take another's.
   std::int64_t recorded(const Binding& binding, Phase phase) const {

@@ -42,7 +42,8 @@ class CopyCounter {
   /// The choices of one layer, whose slots are told by how many tokens each takes.
   struct Choices {
     std::span<const std::int32_t> tokens_of_slot;
-    std::int32_t active_experts;         ///< have tokens: by as many slots, where each has one
+    /// Experts with tokens; if as many slots have tokens, one slot serves each expert.
+    std::int32_t active_experts;
     std::span<const std::uint16_t> ids;  ///< [tokens, k]
   };
   /// `source_gpu` [tokens] never decreases. `copies` is overwritten; what stays on its GPU is not

@@ -43,7 +43,7 @@ int most_sequences(const Deployment&, int tokens);
 /// Whether KV caches keep what agents of sessions had, for the time until these are back.
 bool remembers_agents(const EngineSettings&);
 
-/// The rows of steps that belong to no run, drawn by its seed.
+/// Rows for steps that belong to no run, drawn by the deployment's seed.
 RowSource typical_rows(const Deployment&);
 
 /// The times of its steps, as a run starts.

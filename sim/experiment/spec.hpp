@@ -212,9 +212,9 @@ struct MeasurementSpec {
   std::int64_t slowest_sessions = 0;  ///< whose turns the report has; 0: no turns
 };
 
-/// What a config says of the EP groups of one pool, read and checked, with what stands behind the
-/// names in it (cluster, model, anchor, placement files). Values, and policies that hold no state:
-/// no trace has been opened and nothing that depends on one is here, so that a changed copy is as
+/// What a config says of the EP groups of one pool, read and checked. What stands behind the names
+/// in it (cluster, model, anchor, placement files) is here too. All are values, and policies that
+/// hold no state. No trace has been opened, and nothing here depends on one: a changed copy is as
 /// good as one that was read. A part of the program that needs one group of values asks for that
 /// group. deploy() says what follows.
 struct PoolSpec : ServedModel, OfferedLoad, ChosenPolicies, EngineSettings, MeasurementSpec {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "sim/rebalancing/popularity.hpp"
 
 namespace moesim {

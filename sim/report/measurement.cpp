@@ -237,7 +237,8 @@ RankSums add_ranks(const LayerLoad& load, std::int64_t steps, ExpertTotals::Laye
   return sums;
 }
 
-// With a shared expert that is a slot: the rows of ranks, its tokens too.
+// With a shared expert that is a slot: adds the rows of each rank, those of the shared expert
+// included.
 void add_shared_rows(const LayerOutcome& outcome, double times, ExpertTotals& totals) {
   if (outcome.shared_tokens.empty()) return;
   double most = 0, sum = 0;

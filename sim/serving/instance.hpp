@@ -35,6 +35,7 @@ struct InstanceLinks {
 /// requests; reads no clock but what it is given.
 class Instance {
  public:
+  /// All that is given but the links outlives it.
   Instance(const Deployment&, RowSource&, Requests&, InstanceLinks = {});
   int number() const { return number_; }
 

@@ -59,14 +59,18 @@ bool RankQueue::give_up_last(const std::function<void(Sequence&)>& let_go) {
 void RankQueue::drop(const std::function<bool(const Sequence&)>& gone,
                      const std::function<void(Sequence&)>& let_go) {
   const auto drop = [&](Sequence& sequence) {
-    if (!gone(sequence)) return false;
     blocks_ -= wanted(sequence);
     let_go(sequence);
-    return true;
   };
-  gone_ += static_cast<std::int64_t>(std::erase_if(waiting_, drop));
-  std::erase_if(parked_,
-                [&](Parked& parked) { return parked.loads == 0 && drop(parked.sequence); });
+  const auto parked_gone = [&](const Parked& parked) {
+    return parked.loads == 0 && gone(parked.sequence);
+  };
+  for (Sequence& sequence : waiting_)
+    if (gone(sequence)) drop(sequence);
+  for (Parked& parked : parked_)
+    if (parked_gone(parked)) drop(parked.sequence);
+  gone_ += static_cast<std::int64_t>(std::erase_if(waiting_, gone));
+  std::erase_if(parked_, parked_gone);
 }
 
 void RankQueue::clear() {

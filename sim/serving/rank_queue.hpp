@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <span>
 #include <vector>
 
+#include "hardware/units.hpp"
 #include "models/memory.hpp"
 #include "sim/kv_cache/sequence.hpp"
 
@@ -25,9 +28,11 @@ class RankQueue {
  public:
   explicit RankQueue(const KvLayout& layout) : layout_(layout) {}
 
+  /// Whether none waits; some may be parked.
   bool empty() const { return waiting_.empty(); }
   const std::deque<Sequence>& waiting() const { return waiting_; }
   const std::vector<Parked>& parked() const { return parked_; }
+  /// That wait or are parked.
   std::int64_t sequences() const { return std::ssize(waiting_) + std::ssize(parked_); }
   /// KV blocks that they need beside those that they hold.
   std::int64_t blocks() const { return blocks_; }
@@ -40,14 +45,16 @@ class RankQueue {
   void put_in_order(const Sequence&);
   /// The first one waits no more.
   Sequence take_first();
+  /// A sequence that waits no more waits for blocks instead.
   void park(const Parked&);
+  /// All that are parked are so no more.
   std::vector<Parked> take_parked();
   /// The last of those that wait and hold blocks lets go of them, by `let_go`. False: none does.
   bool give_up_last(const std::function<void(Sequence&)>& let_go);
-  /// Those for which `gone` is true, of the parked ones without loads under way, are let go.
+  /// Lets go of sequences for which `gone` is true. Parked ones with loads under way stay.
   void drop(const std::function<bool(const Sequence&)>& gone,
             const std::function<void(Sequence&)>& let_go);
-  /// All that wait are gone.
+  /// All that wait are gone. None is parked: failures exclude tiers.
   void clear();
 
   /// A step passes. The engine `looks` for new requests, or not; it schedules those that it knew

@@ -2,8 +2,11 @@
 #include "sim/serving/typical_step.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <utility>
+
+#include "sim/step/step_model.hpp"
 
 namespace moesim {
 

@@ -24,6 +24,7 @@ struct StepContent {
   /// New tokens of a rank.
   int tokens() const;
 };
+/// Steps of one kind, alike on every rank.
 StepContent decode_step(int sequences, int context);
 StepContent prefill_step(int prompt_tokens);
 StepContent mixed_step(int sequences, int context, int prompt_tokens);
@@ -43,8 +44,8 @@ inline ExplainedStep explain_step(const Experiment& experiment, const StepConten
                                   int samples = 1) {
   return explain_step(experiment.decode(), content, samples);
 }
-/// One such step priced by eight of its MoE layers, which stand for the others: a fraction of the
-/// time, within some per cent.
+/// One such step priced by eight of its MoE layers, four where it is large, which stand for the
+/// others: a fraction of the time, within some per cent.
 ExplainedStep estimate_step(const Deployment&, const StepContent&);
 
 }  // namespace moesim

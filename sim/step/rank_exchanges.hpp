@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string_view>
-#include <vector>
 
 #include "hardware/fabric.hpp"
 #include "models/step_ops.hpp"
@@ -18,7 +17,8 @@ namespace moesim {
 /// by itself: the largest sets the time.
 class RankExchanges {
  public:
-  /// All that is given outlives it. The traffic is counted as the step's `all_reduce`.
+  /// What is given, and what the shard refers to, outlives it. The traffic is counted as the step's
+  /// `all_reduce`.
   RankExchanges(const Fabric&, const ModelShard&, const RankPrices&, const StepBatch&,
                 StepCost& result);
 

@@ -174,7 +174,7 @@ struct StepModel::LayerRouting {
   RoutingProblem problem;
   const LayerPlacement& placement;           // with the copies that the step brings
   std::span<const std::int32_t> source_gpu;  // [tokens]
-  std::span<const std::int32_t> slots;       // of every selection, where somebody asks for them
+  std::span<const std::int32_t> slots;       // of every selection, where they are needed
   bool by_selection;                         // whether exchanges go by them
   bool replicated;
 };
@@ -464,6 +464,10 @@ void StepModel::price(const StepInput& input, StepCost& result,
   WaitForExperts wait;
   const auto price_pass = [&](const StepBatch& part, Pass pass, StepCost& cost) {
     price_layers(input.of(part), steps_ + static_cast<std::uint64_t>(pass.number), cost);
+    for (int layer = 0; input.layers && layer < spec_.model.moe_layers(); ++layer) {
+      const int priced = input.layers->standing_for(layer);
+      if (priced != layer) cost.layers[at(layer)] = cost.layers[at(priced)];
+    }
     if (!memories_.empty()) {
       wait = [&](int moe_layer, Time now) {
         wait_for_experts(moe_layer, now, input.placement, cost);
@@ -500,7 +504,7 @@ CollectiveCost StepModel::hop(const StepBatch& batch, int stage) const {
   return fabric_.send(stage * gpus, next, Bytes(bytes / (last ? 1 : spec_.plan.tp)));
 }
 
-// The MoE layers of a batch; those that are not priced take the costs of others.
+// The MoE layers of a batch that are priced by themselves.
 void StepModel::price_layers(const StepInput& input, std::uint64_t step, StepCost& result) {
   const PhaseRule& rule = input.rule;
   StepRows& rows = scratch_->rows;
@@ -535,10 +539,6 @@ void StepModel::price_layers(const StepInput& input, std::uint64_t step, StepCos
     });
   }
   rows.hand_over(result.tokens_of_expert);
-  for (int layer = 0; layer < all; ++layer) {
-    const int priced = range.standing_for(layer);
-    if (priced != layer) result.layers[at(layer)] = result.layers[at(priced)];
-  }
 }
 
 StepSample StepModel::sample(const StepInput& input) {
@@ -647,7 +647,7 @@ void StepModel::send_tokens(const Exchange& exchange, const RankCosts& shared_ex
   path.barrier();
 }
 
-// From there on.
+// The rest of that layer: the experts and the way back.
 void StepModel::run_experts(const LayerOutcome& outcome, CriticalPath& path,
                             StepCost& result) const {
   path.experts(outcome.experts);
@@ -738,7 +738,7 @@ void StepModel::add_up(const StepBatch& batch, Pass pass, StepCost& result,
       path.barrier();
       if (!summed) pass_experts(costs);
       path.add(costs.after_combine);
-      if (summed || !spec_.overlap.shared_expert) path.add(costs.shared_experts);
+      if (!spec_.overlap.shared_expert) path.add(costs.shared_experts);
       exchanges.rejoin(path);
     } else {
       path.add(costs.after_combine);

@@ -103,15 +103,12 @@ class StepModel {
   /// The experts of each EP rank in and below HBM; none if all are resident.
   std::span<RankMemory> expert_memories() { return memories_; }
 
-  const Fabric& fabric() const { return fabric_; }
-  const Charges& charges() const { return spec_.charges; }
-
  private:
   struct Scratch;
   struct Worker;
   struct LayerRouting;
-  // Which part of a step a batch is: all of it, or one of its micro-batches, of which the host
-  // begins the first.
+  // Which part of a step a batch is: all of it, or one of its micro-batches. With the one that
+  // `begins` the host's start of a step is charged.
   struct Pass {
     int number = 0;
     bool whole = true, begins = true;

@@ -136,7 +136,8 @@ TEST_CASE("kernels of all engines side by side: the fastest of those measured ne
   const GpuSpec any = with_engine(h200, {"vllm", "0.19.0"}, {{"engines", "any"}});
   // Two engines run the same Marlin kernel for int4 weights; one engine was measured at three
   // times the other's time.
-  const GroupedGemmShape kimi{7168, 256, Precision::int4, Precision::bf16, false, 256, 8};
+  const GroupedGemmShape kimi{
+      7168, 256, Precision::int4, Precision::bf16, ExpertKernel::grouped_gemm, 256, 8};
   const auto time = [&](const GpuSpec& gpu) {
     const GroupedGemm layer(kimi, gpu);
     const std::vector<std::int32_t> tokens(128, 2);

@@ -150,6 +150,10 @@ TEST_CASE("what prefills is laid out in every other way on as many GPUs") {
       with_prefill_layouts(planned, some_model(), one_domain());
   REQUIRE(all.front() == planned);
   CHECK(distinct(all));
+  // One that travels by DeepEP already is not looked at twice.
+  PlannedDeployment direct = planned;
+  direct.prefill->travel = Travel::deep_ep;
+  CHECK(distinct(with_prefill_layouts(direct, some_model(), one_domain())));
   std::set<int> depths;
   for (const PlannedDeployment& other : all) {
     CHECK(gpus_of(*other.prefill) == gpus_of(*planned.prefill));
@@ -248,9 +252,12 @@ TEST_CASE("what is chosen stands in an experiment, and is found there again") {
         CAPTURE(engine, other.shape(), other.routing());
         other.chunk = 4096;
         other.sequences = 64;
+        other.drafts = 3;
         const Json experiment = with_choices(base, other);
         CHECK(choices_in(experiment) == other);
         CHECK(with_choices(experiment, other) == experiment);
+        // What was chosen before leaves nothing behind.
+        CHECK(with_choices(experiment, each) == with_choices(base, each));
         CHECK(experiment.at("workload") == base.at("workload"));
         CHECK(experiment.contains("pools") == other.apart());
         // Drafts take tokens of a step that decodes alone.

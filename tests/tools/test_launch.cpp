@@ -512,6 +512,17 @@ TEST_CASE(
   CHECK_THAT(launch("trtllm", config), !Contains("a2a"));
 }
 
+TEST_CASE("MegaMoE is asked of vLLM and SGLang, and named where an engine has no flag for it") {
+  const Json config = with({{"model", "deepseek_v4_pro"},
+                            {"cluster", "b200x8"},
+                            {"precision", nullptr},
+                            {"dispatch", {{"prefill", "mega_moe"}, {"decode", "mega_moe"}}}});
+  CHECK_THAT(launch("vllm", config), Contains("--moe-backend deep_gemm_mega_moe"));
+  CHECK_THAT(launch("sglang", config), Contains("SGLANG_OPT_USE_DEEPGEMM_MEGA_MOE=1") &&
+                                           Contains("--moe-a2a-backend deepep"));
+  CHECK_THAT(launch("trtllm", config), Contains("\"mega_moe\"; TensorRT-LLM has no flag"));
+}
+
 // DeepEP's kernels assert that a rank brings no more rows than their buffers hold.
 TEST_CASE("low-latency kernels get buffers for the rows of a decode step, or are not asked") {
   const auto direct = [](int sequences) {

@@ -117,8 +117,9 @@ TEST_CASE("no table makes experts, attention or links faster than the data sheet
     const double peak = spec.peak(Precision::bf16, Precision::bf16).value();
     for (int i = 0; i < 30; ++i) {
       const double hidden = 512 * octaves(4), width = 128 * octaves(4);
-      const GroupedGemm experts({hidden, width, Precision::bf16, Precision::bf16, false, 128, 8},
-                                spec);
+      const GroupedGemm experts(
+          {hidden, width, Precision::bf16, Precision::bf16, ExpertKernel::grouped_gemm, 128, 8},
+          spec);
       const double tokens = octaves(12), active = std::min(octaves(7), tokens * 8);
       const double layer =
           experts.cost(rows_of(std::llround(tokens * 8), std::llround(active)), tokens)
@@ -151,8 +152,8 @@ TEST_CASE("equal tokens never take less time on more active experts, with tables
   for (const char* engine : {"vllm", "sglang", "trtllm"}) {
     for (const char* name : {"a100_80g", "h200", "b200"}) {
       const GpuSpec spec = with_engine(gpu(name), {engine, ""});
-      const GroupedGemm experts({7168, 2048, Precision::bf16, Precision::bf16, false, 256, 8},
-                                spec);
+      const GroupedGemm experts(
+          {7168, 2048, Precision::bf16, Precision::bf16, ExpertKernel::grouped_gemm, 256, 8}, spec);
       for (const std::int64_t tokens : {40, 300, 5000}) {
         double before = 0;
         for (std::int64_t active = 1; active <= 40; ++active) {
@@ -172,7 +173,8 @@ TEST_CASE("few experts with many rows are not taken for what the table never tim
   // 16,384 rows on 8 and on 32 of Qwen3-30B-A3B's experts: 578 and 603 us on an RTX PRO 6000 with
   // vLLM 0.19 (casys-kaist/LLMServingSim@5daddb2); no table has a row near one or two experts.
   const GpuSpec rtx = with_engine(gpu("rtx_pro_6000"), {"vllm", "0.19.0"});
-  const GroupedGemm experts({2048, 768, Precision::bf16, Precision::bf16, false, 128, 8}, rtx);
+  const GroupedGemm experts(
+      {2048, 768, Precision::bf16, Precision::bf16, ExpertKernel::grouped_gemm, 128, 8}, rtx);
   for (const std::int64_t active : {8, 32}) {
     const double us = experts.cost(rows_of(16384, active), 2048).time.count() * 1e6;
     CHECK(us > 300);
@@ -182,7 +184,8 @@ TEST_CASE("few experts with many rows are not taken for what the table never tim
 
 TEST_CASE("Triton's other tiles above 128 tokens show on A100, where they were measured") {
   const GpuSpec a100 = with_engine(gpu("a100_80g"), {"sglang", "0.5.10"});
-  const GroupedGemm experts({2048, 768, Precision::bf16, Precision::bf16, false, 128, 8}, a100);
+  const GroupedGemm experts(
+      {2048, 768, Precision::bf16, Precision::bf16, ExpertKernel::grouped_gemm, 128, 8}, a100);
   const auto us = [&](double tokens) {
     return experts.cost(rows_of(std::llround(8 * tokens), 128), tokens).time.count() * 1e6;
   };

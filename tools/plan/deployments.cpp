@@ -2,7 +2,6 @@
 #include "tools/plan/deployments.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <iterator>
 #include <map>
@@ -11,7 +10,6 @@
 
 #include <fmt/format.h>
 
-#include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "models/context_parallel.hpp"
 #include "sim/engines/serving_engine.hpp"
@@ -235,8 +233,8 @@ std::vector<ParallelPlan> apart(int gpus, const MoeModel& model, int domain) {
   return plans;
 }
 
-// As the layouts of each group: DeepEP where tokens travel, by the all-to-all with AFD, where what
-// GPUs for experts alone had gathered would have no way back.
+// Ways to try for a group: DeepEP where tokens travel. With AFD gathered tokens have no way back:
+// both phases go by the all-to-all.
 std::vector<Travel> travels(const PlannedGroup& group) {
   const ParallelPlan& plan = group.parallel;
   if (plan.afd()) return {Travel::all_to_all, Travel::deep_ep};
@@ -396,8 +394,8 @@ int decoded_tokens(int sequences, int drafts) { return sequences * (1 + drafts);
 
 std::vector<PlannedDeployment> with_chunks(const PlannedDeployment& planned) {
   std::vector<PlannedDeployment> all{planned};
-  // A limit on sequences that decode apart is no limit of what prefills.
-  const int sequences = planned.apart() ? PlannedDeployment().sequences : planned.sequences;
+  // A limit on sequences that decode apart is no limit of what prefills, which has the usual one.
+  const int sequences = planned.apart() ? usual_sequences : planned.sequences;
   const int decoded = decoded_tokens(sequences, planned.drafts);
   for (const int tokens : {2048, 4096, 16384}) {
     if (tokens < decoded) continue;
@@ -554,16 +552,17 @@ Json with_choices(Json experiment, const PlannedDeployment& planned) {
         (*group)["scheduling"] = {{"type", "decode_only"}, {"max_num_seqs", planned.sequences}};
     const int tokens = decoded_tokens(planned.sequences, planned.drafts);
     if (tokens > planned.sequences) limits["max_num_batched_tokens"] = tokens;
-  } else {
-    scheduling["max_num_seqs"] = planned.sequences;
   }
+  scheduling["max_num_seqs"] = planned.apart() ? usual_sequences : planned.sequences;
   put_group(planned.decode, engine, *group);
-  if (planned.replication != 1) {
-    if (planned.apart()) (*group)["placement"] = experiment.at("placement");
-    (*group)["placement"]["replication"] = planned.replication;
+  if (experiment.contains("placement")) {
+    experiment["placement"]["replication"] = 1.0;
+    if (planned.apart() && planned.replication != 1)
+      (*group)["placement"] = experiment.at("placement");
+    if (planned.replication != 1) (*group)["placement"]["replication"] = planned.replication;
   }
+  experiment["token_routing"]["decode"] = planned.metro ? "metro" : "even";
   if (planned.metro) {
-    experiment["token_routing"]["decode"] = "metro";
     (*group)["dispatch"]["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
   }
   if (planned.drafts == 0) {

@@ -61,14 +61,17 @@ struct PlannedGroup {
   bool operator==(const PlannedGroup&) const = default;
 };
 
-/// What plan chooses of a deployment. All else is said by the experiment that it is put into.
+/// max_num_seqs where plan chooses none.
+inline constexpr int usual_sequences = 512;
+
+/// What plan chooses of a deployment. The experiment that the choices are put into says the rest.
 struct PlannedDeployment {
   std::optional<PlannedGroup> prefill{};  ///< prefills apart; none: one pool does both
   PlannedGroup decode{};                  ///< what decodes, or does both
   double replication = 1;                 ///< copies of what decodes, slots per expert
   bool metro = false;                     ///< decodes are routed by METRO, over an all-gather
   int chunk = 8192;                       ///< max_num_batched_tokens of what prefills
-  int sequences = 512;                    ///< max_num_seqs of what decodes
+  int sequences = usual_sequences;        ///< max_num_seqs of what decodes
   int drafts = 0;                         ///< of a sequence and step
   bool operator==(const PlannedDeployment&) const = default;
 
@@ -88,7 +91,7 @@ struct PlannedDeployment {
 /// The experiment with these choices, in place of those that it holds. It has a base_deployment()
 /// for its origin.
 Json with_choices(Json experiment, const PlannedDeployment&);
-/// The choices that such an experiment holds; of a base_deployment() those that no shape changes.
+/// The choices that such an experiment holds; of a base_deployment() chunk, sequences and drafts.
 PlannedDeployment choices_in(const Json& experiment);
 
 /// Every layout x instances that fills the cluster with groups alike, each under every dispatch

@@ -16,7 +16,7 @@ namespace moesim {
 /// as it is.
 Json sampled(Json deployment);
 
-/// Shapes as experiments, MoE layers drawn likewise.
+/// Shapes as experiments, as sampled() makes them.
 std::vector<Json> places_of(const Json& base, const std::vector<PlannedDeployment>&);
 
 /// How many runs a store holds; 0 where it is not there.

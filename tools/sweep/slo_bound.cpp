@@ -100,9 +100,9 @@ TuneBound decode_bound(const Deployment& e, const Slo& slo, const MeanLengths& l
   return most_of(most_sequences(e, context), limit_of(slo), gap, rate);
 }
 
-// A step's time. Prompts of `prompt` tokens that share a step attend to their own tokens only: what
-// one of as many tokens spends on attention beyond theirs is left out, and what the stages of a
-// pipeline wait because its later tokens attend to more.
+// A step's time where its new tokens are of prompts of `prompt` tokens. Each attends to its own
+// tokens only. One prompt as long as all of them spends more on attention, and the stages of a
+// pipeline wait for its later tokens: both are left out.
 double step_seconds(const Deployment& e, const StepContent& content, double prompt) {
   const int prefill = content.tokens() - content.sequences;
   const ExplainedStep step = priced_step(e, content);

@@ -386,10 +386,6 @@ class Runs {
   std::string best_report_;
 };
 
-}  // namespace
-
-namespace {
-
 // Bounds the places of which no bound is known yet; none of those that cannot run.
 std::vector<std::optional<TuneBound>> bounds_of(const SloSearch& search, Runs& runs,
                                                 const SloHooks& hooks, NearestRefusal& refused) {

@@ -30,8 +30,14 @@ std::int64_t deepep_rows(const Server& s) {
   return std::min(s.most_decode_rows(), low_latency_rows + 1);
 }
 
-constexpr std::string_view dispatches[] = {"all_gather", "all_reduce", "all_to_all", "low_latency",
-                                           "one_sided"};
+constexpr std::string_view dispatches[] = {"all_gather",  "all_reduce", "all_to_all",
+                                           "low_latency", "one_sided",  "mega_moe"};
+
+// sgl-project/sglang pull requests 25052 and 29016: DeepEP's backend, whose layers then run
+// MegaMoE.
+bool runs_mega_moe(const Server& s) {
+  return s.spreads_experts() && s.parallel.dp > 1 && s.decode_dispatch == "mega_moe";
+}
 
 std::string program(const Server& s) {
   std::string variables = s.devices();
@@ -42,6 +48,7 @@ std::string program(const Server& s) {
     variables += fmt::format("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={} {}", rows,
                              depth > usual_depth ? fmt::format("NVSHMEM_QP_DEPTH={} ", depth) : "");
   }
+  if (runs_mega_moe(s)) variables += "SGLANG_OPT_USE_DEEPGEMM_MEGA_MOE=1 ";
   return variables + "python3 -m sglang.launch_server --model-path ";
 }
 
@@ -98,6 +105,7 @@ constexpr Flag flags[] = {
     {"--moe-a2a-backend",
      [](const Server& s) {
        const bool one_sided = s.decode_dispatch == "one_sided" && s.parallel.dp > 1;
+       if (runs_mega_moe(s)) return value_of("deepep");
        return value_if(s.spreads_experts() && one_sided, "flashinfer");
      },
      parallel},

@@ -16,6 +16,7 @@ struct Backend {
   bool deep_ep = false;
   bool low_latency = false;      // its kernels for few rows
   bool one_sided = false;        // FlashInfer's over NVLink
+  bool mega_moe = false;         // within the experts' kernel
   std::int64_t most_tokens = 0;  // of a rank and step, that the backend takes
 };
 
@@ -31,6 +32,7 @@ Backend backend_of(const Server& s) {
   backend.low_latency = wanted == "low_latency" && rows <= low_latency_rows;
   backend.deep_ep = wanted == "low_latency" || wanted == "all_to_all";
   backend.one_sided = wanted == "one_sided";
+  backend.mega_moe = wanted == "mega_moe";
   if (backend.low_latency)
     backend.most_tokens = std::min(std::max<std::int64_t>(rows, 256), backend.most_tokens);
   return backend;
@@ -97,6 +99,9 @@ constexpr Flag flags[] = {
                        backend.low_latency ? "deepep_low_latency" : "deepep_high_throughput");
      },
      parallel},
+    {"--moe-backend",
+     [](const Server& s) { return value_if(backend_of(s).mega_moe, "deep_gemm_mega_moe"); },
+     "docs.vllm.ai/en/latest/api, deep_gemm_mega_moe, November 2026"},
     {"--enable-eplb",
      [](const Server& s) {
        return value_if(balances(s), fmt::format(R"(--eplb-config '{{"num_redundant_experts":{}}}')",
@@ -133,7 +138,8 @@ constexpr Flag flags[] = {
      [](const Server& s) { return value_if(!s.role.empty(), kv_transfer(s)); }, arguments},
 };
 
-constexpr std::string_view dispatches[] = {"all_gather", "all_to_all", "low_latency", "one_sided"};
+constexpr std::string_view dispatches[] = {"all_gather", "all_to_all", "low_latency", "one_sided",
+                                           "mega_moe"};
 
 std::string program(const Server& s) {
   std::string variables = s.devices();
