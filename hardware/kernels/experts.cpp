@@ -183,6 +183,15 @@ double experts_held(const TableRow& row) {
                                   : row.number("held");
 }
 
+namespace {
+
+// Of the EP group: some tables tell them apart from those of the rank.
+double tokens_of(const TableRow& row) {
+  return row.number(row.text("tokens_global").empty() ? "tokens" : "tokens_global");
+}
+
+}  // namespace
+
 ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, const GpuSpec& gpu,
                        std::string_view format) {
   ExpertsCall c{.precision = format,
@@ -191,7 +200,7 @@ ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, const G
                 .top_k = row.number("top_k"),
                 .experts = row.number("experts"),
                 .held = experts_held(row),
-                .tokens = row.number("tokens")};
+                .tokens = tokens_of(row)};
   // What an imported table says of its draws; what a source's own says only by name.
   if (row.text("rows").empty()) {
     check_experts(row, c, row.number("ep", 1));
