@@ -517,9 +517,9 @@ void check_mega_moe(ConfigReader& reader, const PoolSpec& e) {
                     .mega_moe = true}))
     return;
   node.fail(fmt::format(
-      "no table of {} has \"mega_moe\" for experts in {}; it was measured with \"mxfp4\" on B200, "
-      "GB200 and GB300, and needs an \"engine\"",
-      e.cluster.gpu.name, precision_names[static_cast<std::size_t>(e.precision.experts)]));
+      "no measured table prices \"mega_moe\" for experts in {} on {}; use another dispatch, or a "
+      "GPU, a precision and an \"engine\" with a table megamoe_module",
+      precision_names[static_cast<std::size_t>(e.precision.experts)], e.cluster.gpu.name));
 }
 
 // A request that is never due would wait for all others.
