@@ -78,7 +78,7 @@ Json experiment(const Json& set) {
             {"parallel", {{"dp", 8}, {"tp", 1}, {"ep", 8}}},
             {"instances", 9},
             {"scheduling",
-             {{"type", "chunked_prefill"}, {"max_num_batched_tokens", 256}, {"max_num_seqs", 64}}},
+             {{"type", "chunked_prefill"}, {"max_num_batched_tokens", 256}, {"max_num_seqs", 128}}},
             {"workload",
              {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 64}}},
               {"lengths", {{"type", "fixed"}, {"prompt", 100}, {"output", 20}}},
@@ -99,7 +99,7 @@ Experiment load(const Json& set) {
 TEST_CASE("a step by MegaMoE has no time of dispatch and combine, but their bytes") {
   const auto step = [](const char* dispatch) {
     return explain_step(load({{"dispatch", {{"prefill", dispatch}, {"decode", dispatch}}}}),
-                        decode_step(32, 512))
+                        decode_step(128, 512))
         .cost;
   };
   const StepCost fused = step("mega_moe"), apart = step("low_latency");
@@ -116,7 +116,10 @@ TEST_CASE("a step by MegaMoE has no time of dispatch and combine, but their byte
 TEST_CASE("MegaMoE is refused where no kernel was measured, or the layer is another") {
   const auto error = [](const Json& set) { return config_error([&] { load(set); }); };
   CHECK_THAT(error({{"precision", {{"experts", "fp8_block"}}}}), Contains("experts in fp8_block"));
-  CHECK_THAT(error({{"engine", {{"name", "none"}}}}), Contains("no measured table"));
+  CHECK_THAT(error({{"engine", {{"name", "none"}}},
+                    {"token_routing", {{"prefill", "even"}, {"decode", "even"}}},
+                    {"request_routing", "round_robin"}}),
+             Contains("no measured table"));
   CHECK_THAT(error({{"cluster", "h200x8"}, {"instances", 1}}), Contains("no measured table"));
   CHECK_THAT(error({{"parallel", {{"dp", 8}, {"ep", 4}}}}), Contains("experts cut over several"));
   CHECK_THAT(error({{"parallel", {{"dp", 1}, {"tp", 8}}}}), Contains("do not travel"));

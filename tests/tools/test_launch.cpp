@@ -514,7 +514,7 @@ TEST_CASE(
   CHECK_THAT(launch("trtllm", config), !Contains("a2a"));
 }
 
-TEST_CASE("MegaMoE is asked of vLLM and SGLang, and named where an engine has no flag for it") {
+TEST_CASE("MegaMoE is asked of each engine in its own words") {
   const Json config = with({{"model", "deepseek_v4_pro"},
                             {"cluster", "b200x8"},
                             {"instances", 1},
@@ -523,7 +523,7 @@ TEST_CASE("MegaMoE is asked of vLLM and SGLang, and named where an engine has no
   CHECK_THAT(launch("vllm", config), Contains("--moe-backend deep_gemm_mega_moe"));
   CHECK_THAT(launch("sglang", config), Contains("SGLANG_OPT_USE_DEEPGEMM_MEGA_MOE=1") &&
                                            Contains("--moe-a2a-backend deepep"));
-  CHECK_THAT(launch("trtllm", config), Contains("\"mega_moe\"; TensorRT-LLM has no flag"));
+  CHECK_THAT(launch("trtllm", config), Contains("moe_config: {backend: MEGAMOE_DEEPGEMM}"));
 }
 
 // DeepEP's kernels assert that a rank brings no more rows than their buffers hold.

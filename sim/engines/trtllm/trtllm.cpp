@@ -26,6 +26,11 @@ std::string_view balanced_backend(const Server& s) {
   return "CUTLASS";
 }
 
+// llmapi/reference/MoeConfig.html, 1.3.0rc27.
+bool runs_mega_moe(const Server& s) {
+  return s.spreads_experts() && s.parallel.dp > 1 && s.decode_dispatch == "mega_moe";
+}
+
 bool starts_from_file(const Server& s) { return s.spreads_experts() && !s.placement_file.empty(); }
 
 bool balances(const Server& s) {
@@ -48,9 +53,13 @@ OptionsFile options(const Server& s) {
   add(true, "enable_chunked_prefill", mixes_chunks(s));
   add(true, "kv_cache_config",
       fmt::format("{{enable_block_reuse: {}{}}}", s.prefix_caching, fp8 ? ", dtype: fp8" : ""));
-  if (starts_from_file(s) || balances(s))
+  const std::string_view experts = runs_mega_moe(s) ? "MEGAMOE_DEEPGEMM" : balanced_backend(s);
+  if (starts_from_file(s) || balances(s)) {
     add(true, "moe_config",
-        fmt::format("{{backend: {}, load_balancer: {}}}", balanced_backend(s), load_balancer(s)));
+        fmt::format("{{backend: {}, load_balancer: {}}}", experts, load_balancer(s)));
+  } else {
+    add(runs_mega_moe(s), "moe_config", fmt::format("{{backend: {}}}", experts));
+  }
   add(s.drafts_itself, "speculative_config",
       fmt::format("{{decoding_type: MTP, max_draft_len: {}}}", s.drafts));
   add(s.evicts, "scheduler_config", "{capacity_scheduler_policy: MAX_UTILIZATION}");
@@ -82,7 +91,7 @@ constexpr Flag flags[] = {
     {"--extra_llm_api_options", [](const Server& s) { return value_of(file_name(s)); }, serve},
 };
 
-constexpr std::string_view dispatches[] = {"all_gather", "one_sided"};
+constexpr std::string_view dispatches[] = {"all_gather", "one_sided", "mega_moe"};
 
 // It has a process for each GPU; on several nodes MPI starts them (documentation of trtllm-serve).
 std::string program(const Server& s) {
