@@ -56,6 +56,10 @@ void note_two_batches(const Server& server, bool deep_ep, Notes& notes) {
     notes.push_back("/overlap: \"two_batch\" without an all-to-all; theirs needs DeepEP");
 }
 
+bool runs_mega_moe(const Server& server) {
+  return server.spreads_experts() && server.parallel.dp > 1 && server.decode_dispatch == "mega_moe";
+}
+
 void note_waterfill(const Server& server, bool has_it, Notes& notes) {
   if (server.waterfill && !has_it)
     notes.push_back("/shared_expert: \"waterfill\"; SGLang alone has it, with DeepEP");

@@ -26,11 +26,6 @@ std::string_view balanced_backend(const Server& s) {
   return "CUTLASS";
 }
 
-// llmapi/reference/MoeConfig.html, 1.3.0rc27.
-bool runs_mega_moe(const Server& s) {
-  return s.spreads_experts() && s.parallel.dp > 1 && s.decode_dispatch == "mega_moe";
-}
-
 bool starts_from_file(const Server& s) { return s.spreads_experts() && !s.placement_file.empty(); }
 
 bool balances(const Server& s) {
@@ -53,6 +48,7 @@ OptionsFile options(const Server& s) {
   add(true, "enable_chunked_prefill", mixes_chunks(s));
   add(true, "kv_cache_config",
       fmt::format("{{enable_block_reuse: {}{}}}", s.prefix_caching, fp8 ? ", dtype: fp8" : ""));
+  // llmapi/reference/MoeConfig.html, 1.3.0rc27.
   const std::string_view experts = runs_mega_moe(s) ? "MEGAMOE_DEEPGEMM" : balanced_backend(s);
   if (starts_from_file(s) || balances(s)) {
     add(true, "moe_config",
