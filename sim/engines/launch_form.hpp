@@ -108,9 +108,9 @@ std::string other_form(const std::filesystem::path& file, std::string_view engin
 void note_balancer(const Server&, std::string_view how_often, Notes&);
 /// That two batches do not overlap: vLLM and SGLang refuse to start so without DeepEP.
 void note_two_batches(const Server&, bool deep_ep, Notes&);
-/// That the engine computes shared experts where their tokens are.
 /// Whether tokens travel in the experts' kernel, in what decodes.
 bool runs_mega_moe(const Server&);
+/// That the engine computes shared experts where their tokens are.
 void note_waterfill(const Server&, bool has_it, Notes&);
 /// That the engine preempts requests where KV blocks run out.
 void note_capacity(const Server&, Notes&);

@@ -176,6 +176,12 @@ const Json ranks_alone{{"dp", 8}, {"tp", 1}, {"ep", 8}};
 const Json shared_cache{{"dp", 1}, {"tp", 8}, {"ep", 8}, {"dcp", 8}, {"dcp_merge", "all_to_all"}};
 const Json stages{{"dp", 1}, {"tp", 8}, {"ep", 8}, {"pp", 2}};
 
+const Json in_one_kernel{{"model", "deepseek_v4_pro"},
+                         {"cluster", "b200x8"},
+                         {"instances", 1},
+                         {"precision", nullptr},
+                         {"dispatch", {{"prefill", "mega_moe"}, {"decode", "mega_moe"}}}};
+
 // Deployments that together use all that a command can say.
 std::vector<Json> deployments() {
   return {
@@ -190,6 +196,7 @@ std::vector<Json> deployments() {
             {"pools", {{"prefill", {{"instances", 1}}}, {"decode", {{"instances", 2}}}}}}),
       with({{"parallel", shared_cache}, {"model", "deepseek_v3"}}),
       with({{"parallel", ranks_alone}, {"shared_expert", "waterfill"}}),
+      with(in_one_kernel),
       with({{"parallel", sixteen_gpus}, {"instances", 1}}),  // over nodes, as ranks ...
       with({{"parallel", stages}, {"instances", 1}})};       // ... and as one rank
 }
@@ -515,11 +522,7 @@ TEST_CASE(
 }
 
 TEST_CASE("MegaMoE is asked of each engine in its own words") {
-  const Json config = with({{"model", "deepseek_v4_pro"},
-                            {"cluster", "b200x8"},
-                            {"instances", 1},
-                            {"precision", nullptr},
-                            {"dispatch", {{"prefill", "mega_moe"}, {"decode", "mega_moe"}}}});
+  const Json config = with(in_one_kernel);
   CHECK_THAT(launch("vllm", config), Contains("--moe-backend deep_gemm_mega_moe"));
   CHECK_THAT(launch("sglang", config), Contains("SGLANG_OPT_USE_DEEPGEMM_MEGA_MOE=1") &&
                                            Contains("--moe-a2a-backend deepep"));

@@ -33,12 +33,6 @@ std::int64_t deepep_rows(const Server& s) {
 constexpr std::string_view dispatches[] = {"all_gather",  "all_reduce", "all_to_all",
                                            "low_latency", "one_sided",  "mega_moe"};
 
-// sgl-project/sglang pull requests 25052 and 29016: DeepEP's backend, whose layers then run
-// MegaMoE.
-bool runs_mega_moe(const Server& s) {
-  return s.spreads_experts() && s.parallel.dp > 1 && s.decode_dispatch == "mega_moe";
-}
-
 std::string program(const Server& s) {
   std::string variables = s.devices();
   if (const std::int64_t rows = deepep_rows(s); rows > 0) {
@@ -48,6 +42,7 @@ std::string program(const Server& s) {
     variables += fmt::format("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={} {}", rows,
                              depth > usual_depth ? fmt::format("NVSHMEM_QP_DEPTH={} ", depth) : "");
   }
+  // Pull requests 25052 and 29016: DeepEP's backend, whose layers then run MegaMoE.
   if (runs_mega_moe(s)) variables += "SGLANG_OPT_USE_DEEPGEMM_MEGA_MOE=1 ";
   return variables + "python3 -m sglang.launch_server --model-path ";
 }
