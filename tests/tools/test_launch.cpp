@@ -526,7 +526,7 @@ TEST_CASE("MegaMoE is asked of each engine in its own words") {
   CHECK_THAT(launch("vllm", config), Contains("--moe-backend deep_gemm_mega_moe"));
   CHECK_THAT(launch("sglang", config), Contains("SGLANG_OPT_USE_DEEPGEMM_MEGA_MOE=1") &&
                                            Contains("--moe-a2a-backend deepep"));
-  CHECK_THAT(launch("trtllm", config), Contains("moe_config: {backend: MEGAMOE_DEEPGEMM}"));
+  CHECK_THAT(launch("trtllm", config), Contains("moe_config: {backend: MEGAMOE_DEEPGEMM"));
 }
 
 // DeepEP's kernels assert that a rank brings no more rows than their buffers hold.
