@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "hardware/kernels/expert_kernel.hpp"
 #include "hardware/kernels/kernel.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/tables/kernel_tables.hpp"
@@ -13,7 +14,6 @@ namespace moesim {
 /// The fused expert layer of the engines; DeepGEMM's layout for low-latency dispatch; the same
 /// layer with the way of its tokens, there and back, in one kernel (DeepGEMM's MegaMoE).
 extern const Kernel grouped_gemm_kernel, masked_grouped_gemm_kernel, mega_moe_kernel;
-enum class ExpertKernel { grouped_gemm, masked, mega_moe };
 
 /// The fused expert layer of one rank: `tokens` enter its EP group, `rows` of their copies fall to
 /// the rank's `active` experts, whose slice is `width` wide.

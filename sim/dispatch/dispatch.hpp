@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "hardware/fabric.hpp"
+#include "hardware/kernels/expert_kernel.hpp"
 #include "hardware/registry.hpp"
 
 namespace moesim {
@@ -43,9 +44,10 @@ struct Exchange {
   Seconds top_k{};             ///< charged beside the links
   Occupancy dispatch_holds{};  ///< of the GPU
   Occupancy combine_holds{};
-  bool by_expert = false;  ///< tokens arrive in a buffer for each expert
-  bool gathered = false;   ///< every GPU of the group holds all of its tokens
-  bool fused = false;      ///< the experts' kernel does it: no way takes time of its own
+  /// That computes tokens as they arrive. Masked: in a buffer for each expert. With mega_moe no way
+  /// takes time of its own.
+  ExpertKernel experts = ExpertKernel::grouped_gemm;
+  bool gathered = false;  ///< every GPU of the group holds all of its tokens
   Seconds total() const { return dispatch.time + combine.time + top_k; }
 };
 

@@ -33,6 +33,7 @@ class ExpertCosts {
  public:
   template <class Price>
   const Cost& of(const GroupedRows& rows, std::int64_t tokens, Price&& price) {
+    if (entries_.empty()) entries_.resize(remembered);  // most kernels run in no step
     Entry& entry =
         entries_[static_cast<std::size_t>((rows.tokens * 31 + rows.padded) * 31 + rows.slots) %
                  remembered];
@@ -47,7 +48,7 @@ class ExpertCosts {
     Cost cost{};
   };
   static constexpr std::size_t remembered = 1 << 11;
-  std::vector<Entry> entries_ = std::vector<Entry>(remembered);
+  std::vector<Entry> entries_;
 };
 
 }  // namespace
@@ -57,8 +58,8 @@ struct StepModel::Worker {
   RoutedLayer routed;
   CopyCounter counter;
   LinkTraffic copies, selections;
-  ExpertCosts expert_costs, masked_costs, mega_moe_costs;
-  std::vector<std::int32_t> shared_rank;     // of each token
+  std::array<ExpertCosts, expert_kernels> expert_costs;  // by ExpertKernel
+  std::vector<std::int32_t> shared_rank;                 // of each token
   std::vector<std::int32_t> tokens_of_slot;  // of one rank, with the shared expert behind them
 };
 
@@ -110,12 +111,15 @@ std::optional<GroupedGemm> mega_moe(const StepModelSpec& spec) {
 
 bool has_mega_moe(const StepModelSpec& spec) { return mega_moe(spec).has_value(); }
 
+StepModel::Experts StepModel::experts_of(const StepModelSpec& spec) {
+  return {GroupedGemm(shape_of_experts(spec, ExpertKernel::grouped_gemm), spec.cluster.gpu),
+          masked_experts(spec), mega_moe(spec)};
+}
+
 StepModel::StepModel(StepModelSpec spec, std::vector<RankMemory> memories)
     : spec_(std::move(spec)),
       fabric_(spec_.cluster),
-      experts_(shape_of_experts(spec_, ExpertKernel::grouped_gemm), spec_.cluster.gpu),
-      masked_experts_(masked_experts(spec_)),
-      mega_moe_(mega_moe(spec_)),
+      experts_(experts_of(spec_)),
       memories_(std::move(memories)),
       scratch_(std::make_unique<Scratch>(spec_)) {}
 
@@ -296,13 +300,14 @@ Exchange StepModel::exchange(const PhaseRule& rule, const LayerRouting& routing,
 void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
                               LayerOutcome& outcome) const {
   const int ranks = spec_.plan.ep;
-  const bool fused = outcome.exchange.fused;
-  const bool masked = outcome.exchange.by_expert && masked_experts_;
-  check(!fused || mega_moe_, "a dispatch needs a kernel that was not measured");
-  const GroupedGemm& experts = fused ? *mega_moe_ : masked ? *masked_experts_ : experts_;
-  ExpertCosts& costs = fused    ? worker.mega_moe_costs
-                       : masked ? worker.masked_costs
-                                : worker.expert_costs;
+  auto kernel = static_cast<std::size_t>(outcome.exchange.experts);
+  if (!experts_[kernel]) {
+    check(outcome.exchange.experts != ExpertKernel::mega_moe,
+          "a dispatch needs a kernel that was not measured");
+    kernel = static_cast<std::size_t>(ExpertKernel::grouped_gemm);
+  }
+  const GroupedGemm& experts = *experts_[kernel];
+  ExpertCosts& costs = worker.expert_costs[kernel];
   // Tables were measured with all tokens of the group at hand. A roofline knows of exchanges that
   // bring a GPU no others than its own experts'.
   const bool held = spec_.plan.dp == 1 || outcome.exchange.gathered || fabric_.cluster().gpu.tables;
@@ -352,7 +357,8 @@ void StepModel::wait_for_experts(int moe_layer, Time now, const ExpertPlacement&
   };
   const auto gemm = [&](std::span<const std::int32_t> tokens) {
     const auto held = static_cast<double>(result.layers[at(moe_layer)].tokens_held);
-    return experts_.cost(experts_.rows(tokens), held).time;
+    const GroupedGemm& kernel = *experts_.front();
+    return kernel.cost(kernel.rows(tokens), held).time;
   };
   const Seconds in_hbm = longest();
   for (int rank = 0; rank < spec_.plan.ep; ++rank) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -147,11 +148,11 @@ class StepModel {
 
   StepModelSpec spec_;
   Fabric fabric_;
-  GroupedGemm experts_;  // of one layer on one GPU
-  // The same where tokens arrive by expert and a kernel for that was measured.
-  std::optional<GroupedGemm> masked_experts_;
-  std::optional<GroupedGemm> mega_moe_;  // if some dispatch needs it
-  std::vector<RankMemory> memories_;     // [EP ranks], or none
+  // Of one layer on one GPU, by ExpertKernel: grouped_gemm, and what else was measured.
+  using Experts = std::array<std::optional<GroupedGemm>, expert_kernels>;
+  static Experts experts_of(const StepModelSpec&);
+  Experts experts_;
+  std::vector<RankMemory> memories_;  // [EP ranks], or none
   std::unique_ptr<Scratch> scratch_;
   std::uint64_t steps_ = 0;
 };

@@ -30,7 +30,7 @@ class LowLatency final : public Dispatch {
     const double copied = most * problem.experts_per_token * problem.hidden / copied_values;
     exchange.dispatch_holds.kernels = std::min(exchange.dispatch.time, dispatch_kernels * copied);
     exchange.combine_holds.kernels = std::min(exchange.combine.time, combine_kernels * copied);
-    exchange.by_expert = true;
+    exchange.experts = ExpertKernel::masked;
     return exchange;
   }
   bool gives_global_counts() const override { return false; }

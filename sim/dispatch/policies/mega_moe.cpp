@@ -18,7 +18,7 @@ class MegaMoe final : public Dispatch {
                       send_back(problem, fp8, TokenKernels::low_latency),
                       {}};
     exchange.dispatch.time = exchange.combine.time = {};
-    exchange.fused = true;
+    exchange.experts = ExpertKernel::mega_moe;
     return exchange;
   }
   bool gives_global_counts() const override { return false; }
