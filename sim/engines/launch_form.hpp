@@ -88,6 +88,8 @@ struct LaunchForm {
   std::string_view afd{};
   /// What makes decode servers copy replies to where prefill finds them; empty: nothing does.
   std::string_view decode_offload{};
+  /// What lets a server change from prefill to decode and back; empty: nothing does.
+  std::string_view role_changes{};
 };
 
 /// A router of requests that is a program of its own, as vLLM's and SGLang's.

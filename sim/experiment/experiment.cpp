@@ -11,6 +11,7 @@ Experiment deploy(const ExperimentSpec& spec, const Traces& traces) {
   Experiment e;
   for (const PoolSpec& pool : spec.pools) e.pools.push_back(deploy(pool, traces));
   if (spec.kv_link) e.kv_link = KvLink{*spec.kv_link, Fabric(e.decode().cluster)};
+  e.roles = spec.roles;
   e.config = resolved_config(spec);
   return e;
 }
@@ -24,7 +25,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
 std::vector<const Deployment*> groups_of(const Experiment& e) {
   std::vector<const Deployment*> groups;
   for (const Deployment& pool : e.pools) {
-    groups.insert(groups.end(), static_cast<std::size_t>(pool.instances), &pool);
+    groups.insert(groups.end(), static_cast<std::size_t>(pool.most_instances()), &pool);
   }
   return groups;
 }

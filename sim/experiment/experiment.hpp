@@ -16,9 +16,10 @@ struct KvLink : KvLinkSpec {
 
 /// Everything a run needs: what was said (ExperimentSpec), deployed.
 struct Experiment {
-  std::vector<Deployment> pools;    ///< one; or that which prefills and that which decodes
-  std::optional<KvLink> kv_link{};  ///< between two pools
-  Json config{};                    ///< resolved: every key, defaults included
+  std::vector<Deployment> pools;         ///< one; or that which prefills and that which decodes
+  std::optional<KvLink> kv_link{};       ///< between two pools
+  std::optional<PoolRolesSpec> roles{};  ///< none: each group stays in its pool
+  Json config{};                         ///< resolved: every key, defaults included
 
   /// Whether prefill and decode have pools of their own.
   bool apart() const { return pools.size() > 1; }
@@ -33,7 +34,8 @@ Experiment deploy(const ExperimentSpec&, const Traces&);
 /// runs.
 Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {});
 
-/// What stands behind each EP group, by the group's number: all of the prefill pool come first.
+/// What stands behind each EP group, by the group's number: all of the prefill pool come first. A
+/// group that may change pools has a number in both.
 std::vector<const Deployment*> groups_of(const Experiment&);
 /// GPUs of all groups.
 int gpus_of(const Experiment&);

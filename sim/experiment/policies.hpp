@@ -8,6 +8,7 @@
 #include "sim/kv_cache/retention.hpp"
 #include "sim/kv_tiers/kv_tiers.hpp"
 #include "sim/placement/placement.hpp"
+#include "sim/pool_roles/pool_roles.hpp"
 #include "sim/rebalancing/rebalancer.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/scheduling/scheduler.hpp"
@@ -33,14 +34,16 @@ struct Policies {
   Registry<Scheduler> scheduling = schedulers();
   Registry<RequestRouterFactory, const RouterContext&> request_routing = request_routers();
   Registry<RebalancerFactory, const RebalancingContext&> rebalancing = rebalancers();
+  Registry<PoolRolesFactory> pool_roles = moesim::pool_roles();
 
   /// Every table that an experiment can choose from, these and those of workloads.
   PolicyRows rows() const;
 };
 
-/// Policies that a config chose; the last two are made with what follows from its deployment.
+/// Policies that a config chose; some are made with what follows from its deployment.
 using TokenRoutingChoice = PolicyChoice<TokenRouterFactory>;
 using RequestRoutingChoice = PolicyChoice<RequestRouterFactory, const RouterContext&>;
+using PoolRolesChoice = PolicyChoice<PoolRolesFactory>;
 using RebalancingChoice = PolicyChoice<RebalancerFactory, const RebalancingContext&>;
 
 }  // namespace moesim

@@ -27,15 +27,15 @@ ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonK
 
 namespace {
 
-constexpr std::array<std::string_view, 9> of_both_pools{
-    "workload", "max_model_len", "model", "cluster",    "seed",
-    "slo",      "measurement",   "pools", "kv_transfer"};
+constexpr std::array<std::string_view, 10> of_both_pools{
+    "workload", "max_model_len", "model", "cluster",     "seed",
+    "slo",      "measurement",   "pools", "kv_transfer", "pool_roles"};
 enum class LinkLevel { nvlink, network };
 constexpr std::array<std::string_view, 2> levels{"nvlink", "network"};
 
 ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
   if (!pool.json().is_object()) pool.fail("expected an object");
-  static constexpr std::array<std::string_view, 2> taken_out{"pools", "kv_transfer"};
+  static constexpr std::array<std::string_view, 3> taken_out{"pools", "kv_transfer", "pool_roles"};
   return part_of(node, pool, {of_both_pools, taken_out, "both pools", "pool"});
 }
 
@@ -155,6 +155,58 @@ void check_decode_offload(const ConfigNode& node, const PoolSpec& prefill, const
          "blocks of both pools must be equal; give both the same \"tp\" and \"block_size\"");
 }
 
+// Whether a GPU of either pool holds the same weights.
+bool same_weights(const PoolSpec& a, const PoolSpec& b) {
+  const PrecisionPlan &p = a.precision, &q = b.precision;
+  ParallelPlan stripes = a.parallel;
+  stripes.dcp = b.parallel.dcp;
+  stripes.dcp_merge = b.parallel.dcp_merge;
+  return stripes == b.parallel && p.experts == q.experts && p.attention == q.attention &&
+         p.ffn == q.ffn && a.replication_effective == b.replication_effective;
+}
+
+// A group of one pool becomes one of the other.
+void check_roles(const ConfigNode& node, const PoolRolesSpec& roles, PoolSpec& prefill,
+                 PoolSpec& decode) {
+  const auto refuse = [&](bool wrong, std::string_view why) {
+    if (wrong) node.fail(why);
+  };
+  const int p = prefill.parallel.gpus(), d = decode.parallel.gpus();
+  refuse(p != d, fmt::format("groups of the pools have {} and {} GPUs, and none can take the "
+                             "place of another; give all groups equally many",
+                             p, d));
+  const int least = roles.options.least_groups;
+  refuse(prefill.instances < least || decode.instances < least,
+         fmt::format("a pool starts with fewer groups than \"least_groups\": {}; give more "
+                     "\"instances\"",
+                     least));
+  for (const PoolSpec* pool : {&prefill, &decode}) {
+    refuse(!pool->kv_cache.tiers.empty() || pool->kv_cache.retains(),
+           "groups that keep KV caches for agents, or in tiers, do not move; leave out "
+           "\"tiers\" and \"retention\"");
+    refuse(!pool->failures.outages.empty(), "groups that fail do not move; leave out \"failures\"");
+  }
+  const Slo owed = decode.loosest_slo();
+  refuse(roles.policy()->needs_objectives() && (!owed.ttft || !owed.tpot),
+         R"(goes by objectives of both pools; give "slo": {"ttft": "2 s", "tpot": "50 ms"})");
+  refuse(!same_weights(prefill, decode) && !roles.options.reload,
+         "the pools cut or store the weights differently, so that a group loads them anew; give "
+         "\"reload_bandwidth\"");
+  prefill.may_join = decode.instances;
+  decode.may_join = prefill.instances;
+}
+
+// Nothing where no group ever moves.
+std::optional<PoolRolesSpec> read_roles(const ConfigNode& node, const Policies& policies,
+                                        PoolSpec& prefill, PoolSpec& decode) {
+  const PoolRolesChoice choice(policies.pool_roles, node, role_change_keys);
+  ConfigReader beside(choice.node(), role_change_keys);
+  PoolRolesSpec roles{read_role_changes(beside), choice.make()};
+  if (!roles.policy()->moves()) return std::nullopt;
+  check_roles(node, roles, prefill, decode);
+  return roles;
+}
+
 }  // namespace
 
 ExperimentSpec read_pools(const ConfigNode& node, const Policies& policies) {
@@ -167,13 +219,15 @@ ExperimentSpec read_pools(const ConfigNode& node, const Policies& policies) {
       spec.pools.push_back(read_pool(pool_config(node, names.child(name)), policies));
     }
     PoolSpec& prefill = spec.pools.front();
-    const PoolSpec& decode = spec.pools.back();
+    PoolSpec& decode = spec.pools.back();
     prefill.prefill_only = true;
     check_pair(pools, prefill, decode);
     spec.kv_link =
         read_link(reader.child("kv_transfer"), decode.cluster, gpus_of(prefill) + gpus_of(decode));
     if (spec.kv_link->decode_offload)
       check_decode_offload(reader.child("kv_transfer").child("decode_offload"), prefill, decode);
+    if (reader.optional("pool_roles"))
+      spec.roles = read_roles(reader.child("pool_roles"), policies, prefill, decode);
     return spec;
   });
 }
@@ -196,6 +250,9 @@ Json resolved_pools(const ExperimentSpec& spec) {
   config["kv_transfer"] = {{"level", levels[spec.kv_link->network ? 1 : 0]},
                            {"overlap", spec.kv_link->overlap}};
   if (spec.kv_link->decode_offload) config["kv_transfer"]["decode_offload"] = true;
+  if (spec.node.json().contains("pool_roles"))
+    config["pool_roles"] =
+        spec.node.resolved().at(Json::json_pointer(spec.node.pointer() + "/pool_roles"));
   return config;
 }
 

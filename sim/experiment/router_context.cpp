@@ -10,8 +10,8 @@ RouterContext router_context(const Deployment& e) {
   const double tp = e.parallel.tp;
   RouterContext context;
   context.seed = e.seed;
-  context.ranks = e.ranks();
-  context.groups = e.instances;
+  context.ranks = e.most_instances() * e.parallel.dp;
+  context.groups = e.most_instances();
   context.experts = e.model.experts;
   context.block_tokens = e.kv_layout.block_tokens;
   // Two flops for each active weight, at the rate of the grouped GEMM. With loads alike a rank's

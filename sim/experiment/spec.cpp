@@ -168,6 +168,8 @@ std::span<const Key> experiment_keys() {
        "prompt and output tokens of a request; longer requests are rejected"},
       {"pools", form::object(pools_keys), unset("one for both"), "prefill and decode apart"},
       {"kv_transfer", form::object(kv_transfer_keys), "{}", "between pools"},
+      {"pool_roles", form::policy("pool_roles", role_change_keys), unset("fixed"),
+       "when an EP group leaves one pool for the other"},
       {"deployments", form::list(deployment), unset("one"),
        "models that share the cluster: each a name, and its own keys"},
       {"slo", form::object(slo_keys), "{}", "objectives that goodput counts"},
@@ -189,7 +191,7 @@ PolicyRows Policies::rows() const {
   const auto add = [&](const auto& registry) { all[registry.kind()] = registry.rows(); };
   add(placement), add(token_routing), add(dispatch), add(capacity), add(expert_memory);
   add(prefetch), add(retention), add(tier_eviction), add(tier_write), add(scheduling);
-  add(request_routing), add(rebalancing);
+  add(request_routing), add(rebalancing), add(pool_roles);
   add(gatings()), add(request_arrivals()), add(request_lengths()), add(session_kinds());
   return all;
 }
@@ -678,6 +680,8 @@ ExperimentSpec read_spec(const ConfigNode& node, const Policies& policies) {
             "`check`, `explain` and `what-if` take one");
   }
   const bool pools = node.json().is_object() && node.json().contains("pools");
+  if (!pools && node.json().is_object() && node.json().contains("pool_roles"))
+    node.child("pool_roles").fail("there are no pools to move between; give \"pools\"");
   ExperimentSpec spec =
       pools ? read_pools(node, policies) : ExperimentSpec{node, {read_pool(node, policies)}};
   check_host_links(spec);

@@ -133,9 +133,12 @@ struct ServedModel {
   PrecisionPlan precision{};
   ParallelPlan parallel{};    ///< of one EP group
   int instances = 1;          ///< EP groups alike behind one router, each with its own clock
+  int may_join = 0;           ///< EP groups of the other pool that may take this one's role
   bool prefill_only = false;  ///< a request leaves after its first token, with its KV cache
-  /// Attention ranks behind the router.
+  /// Attention ranks behind the router, as a run starts.
   int ranks() const { return instances * parallel.dp; }
+  /// EP groups that ever have this role.
+  int most_instances() const { return instances + may_join; }
 };
 
 /// The requests and what they are owed: the same for all pools.
@@ -234,11 +237,18 @@ struct KvLinkSpec {
   bool decode_offload = false;
 };
 
+/// EP groups that move between two pools.
+struct PoolRolesSpec {
+  RoleChangeOptions options;
+  PoolRolesFactory policy;  ///< one for every run
+};
+
 /// What a config says.
 struct ExperimentSpec {
-  ConfigNode node;                      ///< as it was written
-  std::vector<PoolSpec> pools;          ///< one; or that which prefills and that which decodes
-  std::optional<KvLinkSpec> kv_link{};  ///< between two pools
+  ConfigNode node;                       ///< as it was written
+  std::vector<PoolSpec> pools;           ///< one; or that which prefills and that which decodes
+  std::optional<KvLinkSpec> kv_link{};   ///< between two pools
+  std::optional<PoolRolesSpec> roles{};  ///< none: each group stays in its pool
 };
 
 /// Reads a config and what its names stand for, traces apart. Throws ConfigError.

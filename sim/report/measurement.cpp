@@ -305,6 +305,11 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const LayersDone
 }
 
 bool Measurement::holds_several_steps(const Totals& totals) const {
+  // A group that may change pools need not have computed in this one all the time.
+  if (deployment_.may_join > 0) {
+    const auto enough = [](const auto& group) { return group.second.steps >= several_steps; };
+    return std::ranges::count_if(totals.groups, enough) > 0;
+  }
   return std::ranges::all_of(steps_of_group_, [&](const auto& group) {
     const auto found = totals.groups.find(group.first);
     return found != totals.groups.end() && found->second.steps >= several_steps;

@@ -1111,13 +1111,42 @@ const std::vector<Field<KvTransferStats>>& fields_of(const KvTransferStats*) {
   return rows;
 }
 
+const std::vector<Field<RoleChangeStats>>& fields_of(const RoleChangeStats*) {
+  using S = RoleChangeStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("instance", &S::instance, "number of the EP group, the same in both pools")
+          .add("to", &S::to, "the pool that got the group")
+          .add("at_s", &S::at_s, "when the group took no more requests", "s")
+          .add_if_any("drain_s", &S::drain_s, "until its requests had finished", "s", less)
+          .add_if_any("switch_s", &S::switch_s, "from then to its first new request", "s", less);
+  return rows;
+}
+
+const std::vector<Field<PoolRolesStats>>& fields_of(const PoolRolesStats*) {
+  using S = PoolRolesStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("changes", &S::changes, "groups that were asked to change pools")
+          .add_if_any("mean_drain_s", &S::mean_drain_s, "of those that drained", "s", less)
+          .add_if_any("mean_switch_s", &S::mean_switch_s, "of those that changed", "s", less)
+          .add("mean_prefill_groups", &S::mean_prefill_groups,
+               "groups that took requests to prefill, over the run's time")
+          .add("mean_decode_groups", &S::mean_decode_groups, "the same to decode")
+          .add("away_share", &S::away_share, "group time in neither pool: draining, or switching",
+               "share of time", less)
+          .add("events", &S::events, "each change, in order of time");
+  return rows;
+}
+
 const std::vector<Field<PoolsStats>>& fields_of(const PoolsStats*) {
   using S = PoolsStats;
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add("prefill", &S::prefill, "the prefill pool, with the sections above")
           .add("decode", &S::decode, "the decode pool; its sections are above")
-          .add("kv_transfer", &S::kv_transfer, "KV caches from the one to the other");
+          .add("kv_transfer", &S::kv_transfer, "KV caches from the one to the other")
+          .add_if_any("roles", &S::roles, "groups that move between the pools, where some may");
   return rows;
 }
 

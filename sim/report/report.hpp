@@ -432,10 +432,27 @@ struct KvTransferStats {
   double bytes = 0, mean_ms = 0, mean_wait_ms = 0, mean_exposed_ms = 0;
 };
 
+/// A group that went from one pool to the other.
+struct RoleChangeStats {
+  int instance = 0;
+  std::string to;
+  double at_s = 0;
+  std::optional<double> drain_s, switch_s;  ///< none: the run ended before
+};
+
+/// EP groups that move between the pools, over the whole run.
+struct PoolRolesStats {
+  std::int64_t changes = 0;
+  std::optional<double> mean_drain_s, mean_switch_s;
+  double mean_prefill_groups = 0, mean_decode_groups = 0, away_share = 0;
+  std::vector<RoleChangeStats> events;
+};
+
 struct PoolsStats {
   PrefillPoolStats prefill;
   PoolGroups decode;
   KvTransferStats kv_transfer;
+  std::optional<PoolRolesStats> roles;  ///< where groups may move
 };
 
 /// What the simulator itself did: never part of the document, which is the same on every machine.

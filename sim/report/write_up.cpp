@@ -715,7 +715,7 @@ std::vector<InstanceStats> instances_of(const PoolRun& pool, const Totals& total
     const GroupTotals group = found == totals.groups.end() ? GroupTotals{} : found->second;
     const double gpus = pool.deployment.parallel.gpus();
     instances.push_back(
-        {.instance = instance.number,
+        {.instance = instance.shown,
          .steps = group.steps,
          .mean_step_ms = ratio(group.seconds * 1e3, double(group.steps)),
          .utilization = ratio(group.busy, seconds),
@@ -950,10 +950,47 @@ KvTransferStats transfers_of(const KvLink& link, const KvTransferTally& tally) {
           .mean_exposed_ms = mean_ms(tally.exposed)};
 }
 
+// Which groups were in which pool, over the whole run.
+std::optional<PoolRolesStats> roles_of(const Experiment& experiment,
+                                       std::span<const RoleChange> changes, Time now) {
+  if (!experiment.roles) return std::nullopt;
+  PoolRolesStats stats{.changes = std::ssize(changes)};
+  const double run = to_seconds(now - Time{}).count();
+  const auto seconds = [](Time from, Time to) { return to_seconds(to - from).count(); };
+  const double prefill = experiment.pools.front().instances,
+               all = prefill + experiment.decode().instances;
+  double drains = 0, switches = 0, away = 0, in_prefill = prefill * run;
+  std::int64_t drained = 0, switched = 0;
+  for (const RoleChange& change : changes) {
+    const bool to_prefill = change.to == PoolRole::prefill;
+    RoleChangeStats& event =
+        stats.events.emplace_back(RoleChangeStats{.instance = change.group,
+                                                  .to = to_prefill ? "prefill" : "decode",
+                                                  .at_s = seconds(Time{}, change.decided)});
+    const Time serves = std::min(now, change.serves.value_or(now));
+    away += std::max(0., seconds(change.decided, serves));
+    in_prefill += to_prefill ? seconds(serves, now) : -std::max(0., seconds(change.decided, now));
+    if (change.drained) {
+      event.drain_s = seconds(change.decided, *change.drained);
+      drains += *event.drain_s, ++drained;
+    }
+    if (change.serves) {
+      event.switch_s = seconds(*change.drained, *change.serves);
+      switches += *event.switch_s, ++switched;
+    }
+  }
+  if (drained > 0) stats.mean_drain_s = drains / double(drained);
+  if (switched > 0) stats.mean_switch_s = switches / double(switched);
+  stats.mean_prefill_groups = ratio(in_prefill, run);
+  stats.away_share = ratio(away, run * all);
+  stats.mean_decode_groups = run > 0 ? all * (1 - stats.away_share) - stats.mean_prefill_groups : 0;
+  return stats;
+}
+
 }  // namespace
 
 Report write_up(const Experiment& experiment, std::span<const PoolRun> pools,
-                const KvTransferTally& transfers, const Requests& requests,
+                const BetweenPools& between, const Requests& requests,
                 std::span<const SessionLife> sessions, Time now) {
   const Measurement::Window window = pools.back().measurement.window();
   std::vector<Totals> totals;
@@ -987,7 +1024,8 @@ Report write_up(const Experiment& experiment, std::span<const PoolRun> pools,
         {{gpus_of(experiment.pools.front()), instances_of(pools.front(), totals.front())},
          pool_of(pools.front(), totals.front(), now)},
         {gpus_of(e), instances_of(pools.back(), totals.back())},
-        transfers_of(*experiment.kv_link, transfers)};
+        transfers_of(*experiment.kv_link, between.kv),
+        roles_of(experiment, between.role_changes, now)};
   } else if (e.instances > 1) {
     report.instances = instances_of(pools.back(), totals.back());
   }

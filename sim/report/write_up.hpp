@@ -6,6 +6,7 @@
 
 #include "sim/experiment/experiment.hpp"
 #include "sim/kv_tiers/kv_tier.hpp"
+#include "sim/pool_roles/pool_roles.hpp"
 #include "sim/report/measurement.hpp"
 #include "sim/report/report.hpp"
 
@@ -13,7 +14,8 @@ namespace moesim {
 
 /// One EP group, as a run leaves it.
 struct InstanceRun {
-  int number = 0;
+  int number = 0;  ///< StepRecord::instance
+  int shown = 0;   ///< the number that reports show: a group that changes pools keeps its own
   RebalancingLog rebalancing;
   std::vector<OutageRecord> outages;
 };
@@ -52,8 +54,14 @@ struct KvTransferTally {
   Seconds exposed{};  ///< between first tokens and the KV caches' arrivals, waiting included
 };
 
+/// What went on between two pools.
+struct BetweenPools {
+  KvTransferTally kv;
+  std::vector<RoleChange> role_changes;
+};
+
 /// Writes up a run that ended at `now`: of one pool, or of a prefill and a decode pool.
-Report write_up(const Experiment&, std::span<const PoolRun> pools, const KvTransferTally&,
+Report write_up(const Experiment&, std::span<const PoolRun> pools, const BetweenPools&,
                 const Requests&, std::span<const SessionLife>, Time now);
 
 }  // namespace moesim

@@ -66,10 +66,18 @@ struct PrefetchBegins {
   AgentName agent = 0;
 };
 
+/// Groups are looked at that may change pools.
+struct PoolsLookedAt {};
+
+/// An EP group that has left one pool serves in the other.
+struct RoleTaken {
+  int instance = 0;  ///< there
+};
+
 /// Everything that can happen. Events are values: they can be compared, printed and asserted on.
-using Happening =
-    std::variant<RequestArrives, PauseEnds, ClientLeaves, StepEnds, EngineReady, OutageBegins,
-                 OutageEnds, KvArrives, RouterDecides, BlocksLand, PrefetchBegins>;
+using Happening = std::variant<RequestArrives, PauseEnds, ClientLeaves, StepEnds, EngineReady,
+                               OutageBegins, OutageEnds, KvArrives, RouterDecides, BlocksLand,
+                               PrefetchBegins, PoolsLookedAt, RoleTaken>;
 
 struct Event {
   Time at;

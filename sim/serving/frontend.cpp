@@ -17,7 +17,7 @@ Frontend::Frontend(const Deployment& deployment, std::vector<Instance*> instance
       history_(deployment.model.moe_layers(), deployment.model.experts,
                deployment.model.experts_per_token),
       active_experts_(instances_.size(), deployment.model.moe_layers(), deployment.model.experts),
-      published_(static_cast<std::size_t>(deployment.ranks())),
+      published_(instances_.size() * static_cast<std::size_t>(deployment.parallel.dp)),
       seen_(instances_.size()) {}
 
 // Looks again at the groups on which something has changed.

@@ -34,6 +34,8 @@ class Frontend {
   /// Lets the router place requests that wait, until it assigns none.
   void place(Time now);
   bool empty() const { return waiting_.empty(); }
+  /// Requests that no rank has yet.
+  std::int64_t waiting() const { return std::ssize(waiting_); }
 
  private:
   struct Waiting {

@@ -101,6 +101,31 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   rank.queue.arrive(sequence);
 }
 
+void Instance::open(bool takes_requests) {
+  ++changes_;
+  open_ = takes_requests;
+  if (!takes_requests) return;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) ranks_[r].kv = empty_cache(r);
+}
+
+bool Instance::idle() const {
+  return !stepping_ && std::ranges::all_of(ranks_, [](const Rank& rank) {
+    return rank.running.empty() && rank.queue.sequences() == 0 && rank.sending.empty();
+  });
+}
+
+std::int64_t Instance::requests() const {
+  std::int64_t all = waiting();
+  for (const Rank& rank : ranks_) all += std::ssize(rank.running) + std::ssize(rank.sending);
+  return all;
+}
+
+std::int64_t Instance::waiting() const {
+  std::int64_t waiting = 0;
+  for (const Rank& rank : ranks_) waiting += rank.queue.sequences();
+  return waiting;
+}
+
 void Instance::abandon(std::uint32_t id) {
   ++changes_;
   Rank& rank = ranks_[static_cast<std::size_t>(requests_[id].rank)];
@@ -159,6 +184,7 @@ void Instance::drop_abandoned() {
 
 void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
   loads.clear();
+  if (!open_) return;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
     if (rank.down) continue;

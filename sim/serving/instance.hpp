@@ -42,6 +42,16 @@ class Instance {
   /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank
   /// that stopped computes again what it has generated.
   void submit(std::uint32_t request, std::size_t rank);
+  /// From now on takes requests, or finishes those that it has and is shown to no router. One that
+  /// opens has nothing cached.
+  void open(bool takes_requests);
+  bool takes_requests() const { return open_; }
+  /// Whether it has nothing to do, and sends nothing.
+  bool idle() const;
+  /// Requests that wait on its ranks for a seat.
+  std::int64_t waiting() const;
+  /// Requests on its ranks, those whose KV caches are leaving included.
+  std::int64_t requests() const;
   /// Whether a rank that holds nothing else has room for it; an outage may have taken some.
   bool can_ever_hold(const RequestRecord&) const;
 
@@ -205,6 +215,7 @@ class Instance {
   std::int32_t decodes_since_received_ = 0, held_back_ = 0;
   Time busy_until_{};
   bool stepping_ = false;
+  bool open_ = true;
   std::int64_t for_experts_ = 0;                 // KV blocks of each rank that experts have taken
   std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
   std::vector<std::int32_t> running_of_topic_;   // if the scheduler reorders

@@ -15,6 +15,7 @@
 #include "sim/serving/frontend.hpp"
 #include "sim/serving/instance.hpp"
 #include "sim/serving/pool_tiers.hpp"
+#include "sim/serving/role_changes.hpp"
 #include "sim/serving/step_time_estimate.hpp"
 
 namespace moesim {
@@ -36,6 +37,8 @@ struct Group {
   std::int64_t serial = 0;               // of the step or stop that is under way
   Time stopped_until{};                  // by outages so far
   std::vector<std::size_t> returning{};  // outages that have ended
+  bool serves = true;                    // has, or had, the role of its pool
+  bool leaves = false;                   // takes no requests until it is in the other pool
 };
 
 // EP groups alike behind one router.
@@ -55,9 +58,17 @@ struct Pool {
 
   std::vector<std::unique_ptr<Group>> make_groups(RowSource& rows, Requests& requests, int first) {
     std::vector<std::unique_ptr<Group>> made;
-    made.reserve(static_cast<std::size_t>(deployment.instances));
-    for (int i = 0; i < deployment.instances; ++i) {
+    const int all = deployment.most_instances();
+    made.reserve(static_cast<std::size_t>(all));
+    for (int i = 0; i < all; ++i)
       made.push_back(std::make_unique<Group>(*this, rows, requests, first + i, i));
+    // Groups have one number in both pools: those that prefill at first come first.
+    const int begin = deployment.prefill_only ? 0 : all - deployment.instances;
+    for (int i = 0; i < all; ++i) {
+      if (i >= begin && i < begin + deployment.instances) continue;
+      Group& elsewhere = *made[static_cast<std::size_t>(i)];
+      elsewhere.serves = false;
+      elsewhere.instance.open(false);
     }
     return made;
   }
@@ -73,8 +84,13 @@ struct Pool {
     for (const PoolTiers::Site& site : tiers.sites())
       run.tiers.push_back(
           {site.depth, site.tier->tally(now), site.tier->capacity(), std::ssize(site.ranks)});
-    for (const Instance* instance : instances()) {
-      run.instances.push_back({instance->number(), instance->rebalancing(), instance->outages()});
+    const int first = groups.front()->instance.number();
+    for (const auto& group : groups) {
+      const Instance& instance = group->instance;
+      if (!group->serves) continue;
+      const int seat = deployment.may_join > 0 ? instance.number() - first : instance.number();
+      run.instances.push_back(
+          {instance.number(), seat, instance.rebalancing(), instance.outages()});
     }
     return run;
   }
@@ -145,6 +161,7 @@ class Simulation {
         class_rng_(load_.seed, "workload/classes"),
         ingress_(load_.api_server, load_.ranks()) {
     for (const Deployment& pool : experiment.pools) add_pool(pool);
+    if (experiment.roles) roles_.emplace(*experiment.roles, load_.loosest_slo());
   }
 
   Report run() {
@@ -156,6 +173,7 @@ class Simulation {
         queue_.schedule(outages[i].at, OutageBegins{group->instance.number(), i});
       }
     }
+    if (roles_) queue_.schedule(Time{} + to_duration(roles_->options().sample), PoolsLookedAt{});
     schedule_arrival();
     while (auto event = queue_.pop()) {
       for (const auto& pool : pools_) pool->frontend.publish(queue_.now());
@@ -177,7 +195,8 @@ class Simulation {
       group->instance.release_retained();
       check(group->instance.used_blocks() == 0, "KV blocks were left behind");
     }
-    return write_up(experiment_, runs, transfers_, requests_, source_->sessions(), ended_);
+    if (roles_) between_.role_changes = roles_->changes();
+    return write_up(experiment_, runs, between_, requests_, source_->sessions(), ended_);
   }
 
  private:
@@ -242,6 +261,10 @@ class Simulation {
   std::optional<EventSeen> seen_as(const RouterDecides&) const { return std::nullopt; }
   std::optional<EventSeen> seen_as(const BlocksLand&) const { return std::nullopt; }
   std::optional<EventSeen> seen_as(const PrefetchBegins&) const { return std::nullopt; }
+  std::optional<EventSeen> seen_as(const PoolsLookedAt&) const { return std::nullopt; }
+  std::optional<EventSeen> seen_as(const RoleTaken& taken) const {
+    return EventSeen{{}, "role_taken", {}, taken.instance};
+  }
   std::optional<EventSeen> seen_as(const KvArrives& kv) const {
     return EventSeen{{}, "kv_arrives", kv.request, {}};
   }
@@ -405,6 +428,7 @@ class Simulation {
     const StepRecord record = ended.instance.end_step(queue_.now());
     pool.measurement.step_ended(record, requests_, queue_.now());
     for (RunObserver* observer : observers_) observer->step_ended(record, queue_.now());
+    if (roles_) note_latencies(record, pool);
     for (const Milestone& token : record.milestones) {
       if (token.first) {
         for (RunObserver* observer : observers_)
@@ -419,6 +443,80 @@ class Simulation {
     }
     schedule_arrival();
     pool.changed = true;
+  }
+
+  // What the policy goes by that moves groups between the pools.
+  void note_latencies(const StepRecord& record, const Pool& pool) {
+    if (!pool.deployment.prefill_only) {
+      for (const TokenGap& gap : record.gaps) roles_->gaps(to_seconds(gap.length), gap.tokens);
+      return;
+    }
+    for (const Milestone& token : record.milestones) {
+      if (token.first)
+        roles_->first_token(to_seconds(queue_.now() - requests_[token.request].arrival));
+    }
+  }
+
+  static RoleChanges::Sample sample_of(const Pool& pool) {
+    RoleChanges::Sample sample;
+    std::int64_t held = 0, blocks = 0;
+    sample.waiting = pool.frontend.waiting();
+    for (const auto& group : pool.groups) {
+      sample.waiting += group->instance.waiting();
+      if (!group->instance.takes_requests()) continue;
+      ++sample.groups;
+      held += group->instance.used_blocks();
+      blocks += group->instance.total_blocks();
+    }
+    sample.kv_utilization = double(held) / double(std::max<std::int64_t>(1, blocks));
+    return sample;
+  }
+
+  void handle(const PoolsLookedAt&) {
+    if (finished()) return;
+    roles_->sample(sample_of(*pools_.front()), sample_of(*pools_.back()));
+    if (const std::optional<PoolRole> wanted = roles_->decide(queue_.now())) {
+      Pool& giver = *(*wanted == PoolRole::prefill ? pools_.back() : pools_.front());
+      Group& leaves = least_busy(giver);
+      leaves.leaves = true;
+      leaves.instance.open(false);
+      roles_->begin(leaves.instance.number() - giver.groups.front()->instance.number(), *wanted,
+                    queue_.now());
+      giver.changed = true;
+    }
+    queue_.schedule(queue_.now() + to_duration(roles_->options().sample), PoolsLookedAt{});
+  }
+
+  // The group that has least to finish, the last one of several.
+  static Group& least_busy(const Pool& pool) {
+    Group* least = nullptr;
+    for (const auto& group : pool.groups) {
+      if (!group->instance.takes_requests()) continue;
+      if (!least || group->instance.requests() <= least->instance.requests()) least = group.get();
+    }
+    return *least;
+  }
+
+  // A group that has drained becomes one of the other pool.
+  void change_role(Group& group) {
+    group.leaves = false;
+    roles_->drained(queue_.now());
+    const RoleChangeOptions& options = roles_->options();
+    const int of_pool = static_cast<int>(pools_.front()->groups.size());
+    const int there = (group.instance.number() + of_pool) % (2 * of_pool);
+    const MemoryBudget& memory = groups_[static_cast<std::size_t>(there)]->pool.deployment.memory;
+    const Bytes weights = memory.weights + memory.experts + memory.replicas;
+    const Seconds loads = options.reload ? weights / *options.reload : Seconds{};
+    queue_.schedule(end_of(options.switch_time + loads, "a change of roles", queue_.now()),
+                    RoleTaken{there});
+  }
+
+  void handle(const RoleTaken& taken) {
+    Group& joins = group(taken.instance);
+    joins.serves = true;
+    joins.instance.open(true);
+    roles_->serves(queue_.now());
+    joins.pool.changed = true;
   }
 
   // A prompt's KV cache leaves over the links of the rank that computed it: as layers are computed,
@@ -442,11 +540,12 @@ class Simulation {
           .instance.sends_kv(static_cast<std::size_t>(request.rank), cost.bytes, now);
     request.prefill = std::make_shared<const PrefillRecord>(
         PrefillRecord{request.instance, request.rank, request.routing, link.delivered - now});
-    ++transfers_.transfers;
-    transfers_.bytes += cost.bytes;
-    transfers_.on_links += cost.all;
-    transfers_.waited += to_seconds(link.delivered - alone);
-    transfers_.exposed += to_seconds(link.delivered - now);
+    KvTransferTally& sent = between_.kv;
+    ++sent.transfers;
+    sent.bytes += cost.bytes;
+    sent.on_links += cost.all;
+    sent.waited += to_seconds(link.delivered - alone);
+    sent.exposed += to_seconds(link.delivered - now);
     queue_.schedule(link.delivered, KvArrives{id});
   }
 
@@ -567,6 +666,7 @@ class Simulation {
       pool->frontend.place(queue_.now());
       for (const auto& group : pool->groups) {
         if (!group->busy) begin_step(*group);
+        if (group->leaves && !group->busy && group->instance.idle()) change_role(*group);
       }
     }
   }
@@ -636,7 +736,8 @@ class Simulation {
   std::vector<std::vector<Link>> links_;      // of the prefill pool, [group][rank]
   std::vector<PoolTiers::Site*> tiers_;
   std::unordered_set<std::uint32_t> at_router_;  // requests that a router takes its time for
-  KvTransferTally transfers_;
+  BetweenPools between_;
+  std::optional<RoleChanges> roles_;
   Rng patience_rng_, class_rng_;
   std::unordered_map<std::uint32_t, std::uint8_t> class_of_session_;
   Ingress ingress_;  // from clients to the engine

@@ -14,6 +14,16 @@ std::vector<Report> reports() {
       {"pools",
        {{"prefill", {{"instances", 2}}},
         {"decode", {{"scheduling", {{"type", "decode_only"}, {"max_num_seqs", 8}}}}}}}};
+  Json moving = pools;
+  moving["pools"]["decode"]["instances"] = 2;
+  moving["pool_roles"] = {{"type", "thresholds"},
+                          {"interval", "1 ms"},
+                          {"sample", "1 ms"},
+                          {"switch_time", "1 ms"},
+                          {"prefill_queue_scale_up_threshold", 1e9},
+                          {"prefill_queue_scale_down_threshold", 1e9},
+                          {"decode_kv_scale_up_threshold", 0},
+                          {"decode_kv_scale_down_threshold", 0}};
   const Json memory = {
       {"expert_memory",
        {{"type", "lru"},
@@ -66,8 +76,8 @@ std::vector<Report> reports() {
   shared_link.update(memory);
   shared_link["host_link"] = "equal";
   std::vector<Report> all;
-  for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures, sampled, apart,
-                          sessions, trees, tiers, shared_link, brings, near}) {
+  for (const Json& set : {Json::object(), pools, moving, memory, hot, objectives, failures, sampled,
+                          apart, sessions, trees, tiers, shared_link, brings, near}) {
     all.push_back(run(test::load_tiny(set)));
   }
   // Prompts of two that fit, and replies that do not.

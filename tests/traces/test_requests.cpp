@@ -301,6 +301,25 @@ TEST_CASE("a trace played twice as fast has half the gaps") {
   CHECK(to_seconds(fast[2].arrival).count() == 3.5);
 }
 
+TEST_CASE(
+    "files whose requests follow begin a mean gap after the last request, with their classes") {
+  const TemporaryFile first("first.csv",
+                            "arrival_s,prompt_tokens,output_tokens,class\n3,1,1,a\n5,2,1,b\n");
+  const TemporaryFile next("next.csv",
+                           "arrival_s,prompt_tokens,output_tokens,class\n8,3,1,b\n9,4,1,c\n");
+  const auto then = R"(, "speedup": 2, "then": [")" + next.path().string() + "\"]";
+  const RequestWorkload both = workload(traced(first.path().string(), then));
+  const auto requests = all(both);
+  REQUIRE(requests.size() == 4);
+  // 0 and 2 s, a gap of 2 s, then 0 and 1 s; all twice as fast.
+  CHECK(to_seconds(requests[2].arrival).count() == 2.0);
+  CHECK(to_seconds(requests[3].arrival).count() == 2.5);
+  CHECK(requests[3].request.prompt_tokens == 4);
+  CHECK(requests[0].request.recorded_class == 0);
+  CHECK(requests[2].request.recorded_class == 1);
+  CHECK(requests[3].request.recorded_class == 2);
+}
+
 TEST_CASE("recorded lengths repeat from the first under other arrivals") {
   const TemporaryFile file("requests.txt", "prompt_tokens,output_tokens\n3992,454\n5151,1803\n");
   const auto requests = all(workload(

@@ -207,6 +207,15 @@ void note_decode_offload(const ExperimentSpec& spec, const ServingEngine& engine
       how.empty() ? fmt::format("{} has no flag for this", engine.title) : std::string(how)));
 }
 
+// How groups move between pools: no command here makes them.
+void note_role_changes(const ExperimentSpec& spec, const ServingEngine& engine, Notes& notes) {
+  if (!spec.roles) return;
+  const std::string_view how = engine.launch.role_changes;
+  notes.push_back(fmt::format(
+      "/pool_roles: servers keep the roles of these commands; {}",
+      how.empty() ? fmt::format("{} has no flag to change them", engine.title) : std::string(how)));
+}
+
 // Which roles no command here starts.
 void note_afd(const ServedModel& pool, const ServingEngine& engine, Notes& notes) {
   if (!pool.parallel.afd()) return;
@@ -340,6 +349,7 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
     note_afd(pool, *row, notes);
   }
   note_decode_offload(spec, *row, notes);
+  note_role_changes(spec, *row, notes);
   if (!decode.engine.empty() && fleet.servers.back().engine != engine)
     text += fmt::format("# predicted for {}, not for {}\n", shell_word(decode.engine), engine);
   std::ranges::sort(notes);

@@ -56,6 +56,13 @@ std::string tiers_of(const Deployment& e) {
   return text;
 }
 
+std::string roles_text(const Experiment& e) {
+  if (!e.roles) return "";
+  const RoleChangeOptions& options = e.roles->options;
+  return fmt::format("{} groups prefill and {} decode at first; one may change every {:.4g} s\n",
+                     e.pools.front().instances, e.decode().instances, options.interval.count());
+}
+
 std::string text_of(const Experiment& experiment, bool precision_given) {
   const Deployment& e = experiment.decode();
   const int slots = e.placement.empty() ? 0 : e.placement.front().slots();
@@ -74,7 +81,7 @@ std::string text_of(const Experiment& experiment, bool precision_given) {
              gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
              gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights), gb(e.memory.kv),
              e.memory.kv_blocks, e.kv_layout.block_tokens, stripes_text(e.parallel)) +
-         ffn_text(e) + tiers_of(e);
+         ffn_text(e) + tiers_of(e) + roles_text(experiment);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "sim/kv_cache/retention.hpp"
 #include "sim/kv_tiers/kv_tiers.hpp"
 #include "sim/placement/placement.hpp"
+#include "sim/pool_roles/pool_roles.hpp"
 #include "sim/rebalancing/rebalancer.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/scheduling/scheduler.hpp"
@@ -99,6 +100,7 @@ std::vector<Kind> all_kinds() {
           kind_of(token_routers()),
           kind_of(dispatches()),
           kind_of(rebalancers()),
+          kind_of(pool_roles()),
           kind_of(capacity_rules()),
           kind_of(expert_memories()),
           kind_of(prefetches()),

@@ -87,6 +87,21 @@ std::string bands_of(const OrderedJson& intervals) {
   return "\n" + table.text();
 }
 
+// Where groups of two pools were over the run.
+std::string roles_of(const PoolsStats& pools) {
+  if (!pools.roles) return "";
+  const PoolRolesStats& roles = *pools.roles;
+  std::string text =
+      fmt::format("groups that prefilled {:.2f}, that decoded {:.2f} in the mean; {} changed",
+                  roles.mean_prefill_groups, roles.mean_decode_groups, roles.changes);
+  if (roles.mean_drain_s) text += fmt::format(", draining for {:.3g} s", *roles.mean_drain_s);
+  if (roles.mean_switch_s && *roles.mean_switch_s > 0)
+    text += fmt::format(" and switching for {:.3g} s", *roles.mean_switch_s);
+  return wrapped(text +
+                 fmt::format("; {} of group time was in neither pool", percent(roles.away_share))) +
+         "\n";
+}
+
 // A line per EP group, where there are several.
 std::string groups_of(const Report& report) {
   if (!report.pools && !report.instances) return "";
@@ -107,10 +122,13 @@ std::string groups_of(const Report& report) {
   add("decode", report.pools->decode.instances);
   const KvTransferStats& kv = report.pools->kv_transfer;
   return fmt::format(
-      "above this line: throughput and latency of both pools, all else of the decode pool\n\n{}"
-      "KV caches sent over {}: {}, {:.1f} GB; {} ms each, {} of them after the first token\n",
-      table.text(), kv.level, kv.transfers, kv.bytes / 1e9, fixed_text(kv.mean_ms, 2),
-      fixed_text(kv.mean_exposed_ms, 2));
+             "above this line: throughput and latency of both pools, all else of the decode "
+             "pool\n\n{}"
+             "KV caches sent over {}: {}, {:.1f} GB; {} ms each, {} of them after the first "
+             "token\n",
+             table.text(), kv.level, kv.transfers, kv.bytes / 1e9, fixed_text(kv.mean_ms, 2),
+             fixed_text(kv.mean_exposed_ms, 2)) +
+         roles_of(*report.pools);
 }
 
 std::string abandoned(const Metrics& metrics) {

@@ -49,8 +49,10 @@ std::span<const Key> gamma_keys() {
 }
 
 std::span<const Key> recorded_arrivals_keys() {
+  static constexpr Form files = form::list(form::file);
   static constexpr Key keys[] = {
       {"file", form::file, required, "recorded requests; the format is recognised"},
+      {"then", files, unset("none"), "files whose requests follow, one after the other"},
       {"speedup", form::number(1e-6, 1e6), "1", "recorded times are divided by it"}};
   return keys;
 }
@@ -258,9 +260,10 @@ class Recorded final : public Arrivals {
   explicit Recorded(ConfigReader& options) {
     const ConfigNode file = options.child("file");
     const double speedup = options.number("speedup");
-    const RequestTrace trace = read_request_trace(file.relative(file.text()));
-    if (!trace.has_arrivals)
-      file.fail("has lengths but no times; use the file for lengths, with other arrivals");
+    RequestTrace trace = read_timed(file);
+    if (options.optional("then")) {
+      for (const ConfigNode& next : options.child("then").list()) append(trace, read_timed(next));
+    }
     auto rows = std::make_shared<Rows>();
     rows->of_file = trace.classes;
     for (const RequestTrace::Row& row : trace.rows) {
@@ -278,6 +281,13 @@ class Recorded final : public Arrivals {
   std::int64_t available() const override { return std::ssize(rows_->timed); }
 
  private:
+  static RequestTrace read_timed(const ConfigNode& file) {
+    RequestTrace trace = read_request_trace(file.relative(file.text()));
+    if (!trace.has_arrivals)
+      file.fail("has lengths but no times; use the file for lengths, with other arrivals");
+    return trace;
+  }
+
   struct Rows final : Lengths {
     std::vector<TimedRequest> timed;
     RecordedClasses of_file;

@@ -65,4 +65,17 @@ RequestTrace read_request_trace(const std::filesystem::path& file) {
   return trace;
 }
 
+void append(RequestTrace& trace, const RequestTrace& next) {
+  const auto last = trace.rows.back().arrival;
+  const auto gaps = std::max<std::int64_t>(1, std::ssize(trace.rows) - 1);
+  const auto begin = last + last / gaps;
+  const std::span<const std::string> names = next.classes.names();
+  for (RequestTrace::Row row : next.rows) {
+    row.arrival += begin;
+    const std::uint32_t of_class = row.request.recorded_class;
+    row.request.recorded_class = trace.classes.place(names.empty() ? "" : names[of_class]);
+    trace.rows.push_back(std::move(row));
+  }
+}
+
 }  // namespace moesim

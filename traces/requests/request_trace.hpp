@@ -61,4 +61,8 @@ struct RequestTrace {
 /// or asks for no tokens.
 RequestTrace read_request_trace(const std::filesystem::path& file);
 
+/// The requests of another trace follow, the first one a mean gap after the last one that was
+/// there.
+void append(RequestTrace&, const RequestTrace& next);
+
 }  // namespace moesim

@@ -241,7 +241,11 @@ ServingEngine sglang_engine() {
                      // The flag is refused without a storage, which has flags of its own.
                      .decode_offload =
                          "give decode servers --disaggregation-decode-enable-offload-kvcache and a "
-                         "--hicache-storage-backend"},
+                         "--hicache-storage-backend",
+                     // sglang#28403, merged in September 2026
+                     .role_changes =
+                         "--enable-pd-role-switch lets a router call /pd_role_switch; SGLang "
+                         "refuses the flag with EP, attention DP and pipelines"},
           .bench_names = bench_names,
           .images = images};
 }

@@ -251,7 +251,9 @@ ServingEngine vllm_engine() {
                                    .to_the_end = "--ignore-eos"},
                      // afd-plugin for vLLM 0.26, November 2026
                      .afd = "vLLM needs the afd-plugin, whose roles are attention and ffn (vLLM "
-                            "0.26, two micro-batches)"},
+                            "0.26, two micro-batches)",
+                     // vllm#56134, September 2026
+                     .role_changes = "a draft for vLLM moves EP groups (pull request 56134)"},
           .images = images};
 }
 
