@@ -19,6 +19,7 @@ constexpr std::array<std::string_view, 2> state_precisions{"fp32", "bf16"};
 
 constexpr int most_micro_batches = 16;
 
+constexpr std::array<std::string_view, 2> decode_weights_names{"twice", "moved"};
 constexpr std::array<std::string_view, 2> dcp_merge_names{"reduce_scatter", "all_to_all"};
 
 }  // namespace
@@ -78,7 +79,10 @@ std::span<const Key> parallel_keys() {
       {"dcp", size, unset("1: nothing is shared by tokens"),
        "GPUs of tp that share a KV cache by tokens (DCP)"},
       {"dcp_merge", form::choice(dcp_merge_names), unset("reduce_scatter, with dcp"),
-       "DCP: how the partial outputs of attention find together"}};
+       "DCP: how the partial outputs of attention find together"},
+      {"decode_ep", size, unset("ep"), "ep of decode steps, if experts are cut otherwise in them"},
+      {"decode_weights", form::choice(decode_weights_names), unset("twice, with decode_ep"),
+       "decode_ep: both cuts are in HBM, or weights move between steps"}};
   return keys;
 }
 
@@ -118,6 +122,53 @@ void read_dcp(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
 
 }  // namespace
 
+namespace {
+
+// Whether so many EP ranks can hold the experts.
+void check_ep(const ConfigNode& node, const MoeModel& model, const ParallelPlan& plan,
+              std::string_view key) {
+  const auto require = [&](bool holds, const std::string& message) {
+    if (!holds) node.fail(message);
+  };
+  const std::string_view experts_on = plan.afd() ? "ffn_gpus" : "dp * tp";
+  require(plan.expert_gpus() % plan.ep == 0, fmt::format("{} {} does not divide {} = {}", key,
+                                                         plan.ep, experts_on, plan.expert_gpus()));
+  require(plan.ep <= std::max(1, model.experts),
+          fmt::format("{} {} is more than the model's {} experts", key, plan.ep, model.experts));
+  require(model.expert_width % plan.moe_tp() == 0,
+          fmt::format("{} / {} = {} does not divide an expert's width of {}", experts_on, key,
+                      plan.moe_tp(), model.expert_width));
+}
+
+// Reads whether decode steps have experts cut otherwise.
+void read_decode_ep(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
+  const bool says_how = r.optional("decode_weights");
+  if (!r.optional("decode_ep")) {
+    if (says_how)
+      r.child("decode_weights")
+          .fail("is of decode_ep alone; give \"decode_ep\", or leave this out");
+    return;
+  }
+  plan.decode_ep = static_cast<int>(r.integer("decode_ep"));
+  const ConfigNode node = r.child("decode_ep");
+  if (plan.afd() || plan.pp > 1)
+    node.fail("experts are cut by phase neither with AFD nor with pipelines; leave one out");
+  if (plan.decode_ep == plan.ep)
+    node.fail(fmt::format("{} is ep, so that all steps are cut alike; leave this out", plan.ep));
+  check_ep(node, model, in_decode(plan), "decode_ep");
+  if (says_how)
+    plan.decode_weights = choice<DecodeWeights>(r, "decode_weights", decode_weights_names);
+}
+
+}  // namespace
+
+ParallelPlan in_decode(const ParallelPlan& plan) {
+  ParallelPlan decode = plan;
+  if (plan.decode_ep > 0) decode.ep = plan.decode_ep;
+  decode.decode_ep = 0;
+  return decode;
+}
+
 ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
   const auto require = [&](bool holds, std::string_view message) {
     if (!holds) node.fail(message);
@@ -133,20 +184,14 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
             fmt::format("dp {} x tp {} x pp {} are more than {} GPUs, the most of a cluster",
                         plan.dp, plan.tp, plan.pp, most_gpus));
     read_afd(r, model, plan);
-    const std::string_view experts_on = plan.afd() ? "ffn_gpus" : "dp * tp";
     plan.ep = static_cast<int>(r.integer_or("ep", model.experts > 0 ? plan.expert_gpus() : 1));
     require(plan.pp <= std::ssize(model.layers),
             fmt::format("pp {} is more than the model's {} layers", plan.pp, model.layers.size()));
-    require(plan.expert_gpus() % plan.ep == 0,
-            fmt::format("ep {} does not divide {} = {}", plan.ep, experts_on, plan.expert_gpus()));
-    require(plan.ep <= std::max(1, model.experts),
-            fmt::format("ep {} is more than the model's {} experts", plan.ep, model.experts));
-    require(model.expert_width % plan.moe_tp() == 0,
-            fmt::format("{} / ep = {} does not divide an expert's width of {}", experts_on,
-                        plan.moe_tp(), model.expert_width));
+    check_ep(node, model, plan, "ep");
     const std::string cut_fault = model.cut_fault(plan.tp);
     require(cut_fault.empty(), cut_fault);
     read_dcp(r, model, plan);
+    read_decode_ep(r, model, plan);
     return plan;
   });
 }

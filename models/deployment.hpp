@@ -33,6 +33,10 @@ std::span<const Key> precision_keys();
 /// reduced (vLLM), or both travel in one all-to-all (SGLang; vLLM's a2a).
 enum class DcpMerge { reduce_scatter, all_to_all };
 
+/// How GPUs come to the experts that decode steps need where these are cut otherwise: both cuts are
+/// in HBM, or weights move between two steps of different cuts.
+enum class DecodeWeights { twice, moved };
+
 /// How a model is spread over a group of GPUs: layers over pp pipeline stages; within a stage
 /// attention dp x tp and experts ep x moe_tp with ep * moe_tp = expert_gpus(). Experts are on
 /// attention's GPUs, or on `ffn_gpus` of their own behind these (attention-FFN disaggregation,
@@ -45,6 +49,8 @@ struct ParallelPlan {
   /// same KV cache.
   int dcp = 1;
   DcpMerge dcp_merge = DcpMerge::reduce_scatter;
+  int decode_ep = 0;  ///< ep of steps under the rule of decode; 0: that of all steps
+  DecodeWeights decode_weights = DecodeWeights::twice;
   bool operator==(const ParallelPlan&) const = default;
   /// Whether attention and experts have GPUs of their own.
   bool afd() const { return ffn_gpus > 0; }
@@ -70,6 +76,8 @@ struct ParallelPlan {
   /// The stage that holds a layer: contiguous layers, as many to each as can be.
   int stage_of(int layer, int layers) const { return layer * pp / layers; }
 };
+/// The plan of steps under the rule of decode.
+ParallelPlan in_decode(const ParallelPlan&);
 /// A warning where not every kernel takes an expert's slice, else empty: one of fp8 in blocks that
 /// is not whole blocks of 128. vLLM 0.11 refuses it
 /// (vllm/model_executor/layers/quantization/fp8.py); measured runs of vLLM 0.18 cut MiniMax-M2.5's
@@ -80,7 +88,7 @@ std::string expert_slice_warning(const MoeModel&, const ParallelPlan&, const Pre
 /// micro_batches 2 with AFD. Throws ConfigError unless ep divides those GPUs and is at most the
 /// number of experts, moe_tp divides an expert's width, tp divides the query heads, one of tp and
 /// the KV heads divides the other, every stage has a layer, AFD has experts and one stage, and
-/// stripe_fault() finds nothing.
+/// stripe_fault() finds nothing. decode_ep is held to the same as ep.
 ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
 std::span<const Key> parallel_keys();
 

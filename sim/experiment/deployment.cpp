@@ -78,6 +78,13 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   make_rules(e);
   const Mover mover = mover_of(e);
   e.rebalancer = e.rebalancing.make(rebalancing_context(e, mover));
+  if (spec.decode_cut) {
+    Deployment cut{*spec.decode_cut, traces.decode, traces.prefill};
+    place(cut, *traces.fits);
+    make_rules(cut);
+    cut.rebalancer = e.rebalancer;
+    e.in_decode = std::make_shared<const Deployment>(std::move(cut));
+  }
   e.kv_layout = kv_layout_of(e);
   e.memory = memory_budget(e);
   if (e.parallel.afd()) e.ffn_memory = ffn_memory_budget(e);
@@ -121,6 +128,10 @@ StepModel step_model(const Deployment& e) {
                     .counts_locality = e.locality,
                     .mega_moe = fuses_experts(e)},
                    std::move(memories));
+}
+
+StepModels::StepModels(const Deployment& e) : all_(step_model(e)) {
+  if (e.in_decode) decode_.emplace(step_model(*e.in_decode));
 }
 
 PhaseRules rules_over(const Deployment& e, const ExpertPlacement& placement) {

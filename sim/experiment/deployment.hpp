@@ -29,6 +29,14 @@ struct Deployment : PoolSpec {
   KvLayout kv_layout{};
   MemoryBudget memory{};                     ///< of a GPU that holds the KV cache
   std::optional<MemoryBudget> ffn_memory{};  ///< of a GPU of the experts, with AFD
+  /// Where decode steps cut experts otherwise: plan, placement and rules of these steps.
+  std::shared_ptr<const Deployment> in_decode{};
+
+  /// By whose plan, placement and rules steps under a rule run.
+  const Deployment& of_steps(StepKind rule) const {
+    return in_decode && rule == StepKind::decode ? *in_decode : *this;
+  }
+  const PhaseRule& rule(StepKind kind) const { return of_steps(kind).rules.of(kind); }
 };
 
 /// What follows from a spec: where experts stand, which rules steps have over that placement, and
@@ -46,8 +54,19 @@ bool remembers_agents(const EngineSettings&);
 /// Rows for steps that belong to no run, drawn by the deployment's seed.
 RowSource typical_rows(const Deployment&);
 
-/// The times of its steps, as a run starts.
+/// The times of its steps, as a run starts; of decode steps by of_steps().
 StepModel step_model(const Deployment&);
+
+/// The times of all its steps.
+class StepModels {
+ public:
+  explicit StepModels(const Deployment&);
+  StepModel& of(StepKind rule) { return decode_ && rule == StepKind::decode ? *decode_ : all_; }
+
+ private:
+  StepModel all_;
+  std::optional<StepModel> decode_;
+};
 
 /// The rules over another placement than its first: routers make their fixed choices anew.
 PhaseRules rules_over(const Deployment&, const ExpertPlacement&);

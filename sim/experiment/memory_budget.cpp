@@ -82,6 +82,21 @@ Bytes module_bytes(const ServedModel& e) {
          Bytes(projection * bytes_per_element(e.precision.attention));
 }
 
+// What decode steps take that cut experts otherwise: a second set of weights, or room for the next
+// layer while weights move.
+void add_decode_cut(const Deployment& e, double layers, MemoryBudget& memory) {
+  const Deployment& cut = *e.in_decode;
+  const double slots = slots_of_fullest_gpu(cut.placement);
+  const Bytes layer = expert_bytes(cut.model, cut.parallel, cut.precision) * slots;
+  const bool twice = e.parallel.decode_weights == DecodeWeights::twice;
+  const double row = e.model.expert_input() * 2.0;
+  memory.buffers = std::max(memory.buffers, Bytes(2 * buffer_rows(cut) * row));
+  if (twice)
+    memory.experts += layer * layers;
+  else
+    memory.buffers += layer;
+}
+
 // As [vLLM] profiles its memory: kv = hbm * utilisation - weights - expert slots - buffers. The
 // buffers: activations of the group's tokens on their way out and back (the most that can reach one
 // GPU, or for which low-latency kernels keep room), the rank's own working activations, and the
@@ -104,6 +119,7 @@ MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
     memory.replicas = expert * (layers * (slots - base_slots) + step_slots(e));
     memory.rebalance_buffer = expert * rebalancer->buffer_slots();
     memory.buffers = Bytes(2 * buffer_rows(e) * row);
+    if (e.in_decode) add_decode_cut(e, layers, memory);
   }
   if (role != GpuRole::ffn) {
     const double rank_tokens = e.scheduler->max_num_batched_tokens();

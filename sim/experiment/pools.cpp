@@ -41,6 +41,11 @@ ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
 
 void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec& decode) {
   const ClusterSpec& cluster = decode.cluster;
+  for (const PoolSpec* pool : {&prefill, &decode}) {
+    if (pool->decode_cut)
+      pools.fail(
+          "steps of a pool are of one phase; give each pool its own \"ep\", not \"decode_ep\"");
+  }
   const int p = gpus_of(prefill), d = gpus_of(decode);
   if (p + d > cluster.gpus()) {
     pools.fail(fmt::format("{} GPUs for prefill and {} for decode are {}, but {} has {}", p, d,

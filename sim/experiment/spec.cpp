@@ -586,6 +586,29 @@ void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   }
 }
 
+// Decode steps with experts cut otherwise. What moves or loads experts knows one cut.
+void read_decode_cut(ConfigReader& reader, PoolSpec& spec) {
+  const ConfigNode node = reader.child("parallel").child("decode_ep");
+  const auto refuse = [&](bool that, std::string_view what) {
+    if (that)
+      node.fail(fmt::format("experts are not cut by phase with {}; leave one of them out", what));
+  };
+  refuse(spec.expert_memory.has_value(), "experts below HBM");
+  refuse(!spec.failures.outages.empty(), "\"failures\"");
+  refuse(spec.rebalancing.name() != "none", "\"rebalancing\"");
+  refuse(spec.capacity->limits(), "a capacity rule");
+  refuse(spec.mixed.kind == MixedRule::Kind::decode_if_few,
+         "a rule of mixed steps that hangs on their tokens");
+  refuse(spec.parallel.decode_weights == DecodeWeights::moved && spec.replication_effective > 1,
+         "copies of experts while weights move");
+  PoolSpec cut = spec;
+  cut.parallel = in_decode(spec.parallel);
+  const ConfigNode whole(Json("linear"), node.file());
+  read_placement(cut.parallel.ep == 1 ? whole : reader.child("placement"), cut);
+  refuse_combinations(reader, cut);
+  spec.decode_cut = std::make_shared<const PoolSpec>(std::move(cut));
+}
+
 // A token that leaves its GPU carries activations there and back in bf16, on the slowest link that
 // the group uses; what one such token adds to all links is the time of one link over their
 // number.
@@ -652,6 +675,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     spec.sampled = choice<Fidelity>(reader, "fidelity", fidelity_names) == Fidelity::sampled;
     read_measurement(reader, spec);
     refuse_combinations(reader, spec);
+    if (spec.parallel.decode_ep > 0) read_decode_cut(reader, spec);
     reader.optional("$schema");
     return spec;
   });

@@ -226,6 +226,8 @@ struct PoolSpec : ServedModel, OfferedLoad, ChosenPolicies, EngineSettings, Meas
   ConfigNode node;
   /// How it was read where that may surprise, a line each: for a user to see, not to fail on.
   std::vector<std::string> remarks{};
+  /// The same pool as decode steps cut its experts; none: as all steps do.
+  std::shared_ptr<const PoolSpec> decode_cut{};
 };
 
 /// The way of KV caches from a pool that prefills to a pool that decodes.

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "sim/step/cut_anew.hpp"
+
 namespace moesim {
 
 Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requests,
@@ -18,12 +20,20 @@ Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requ
       requests_(requests),
       number_(links.number),
       below_(std::move(links.below)),
-      model_(step_model(deployment)),
+      models_(deployment),
       speculation_(deployment, number_),
       layout_(deployment) {
   for (int r = 0; r < deployment.parallel.dp; ++r)
     ranks_.push_back(
         {.queue = RankQueue(deployment.kv_layout), .kv = empty_cache(static_cast<std::size_t>(r))});
+  if (deployment.in_decode && deployment.parallel.decode_weights == DecodeWeights::moved) {
+    const Bytes weights =
+        expert_bytes(deployment.model, deployment.parallel, deployment.precision) *
+        (deployment.parallel.moe_tp() * double(deployment.model.experts) *
+         deployment.model.moe_layers());
+    recut_ = cut_anew(Fabric(deployment.cluster), deployment.parallel,
+                      deployment.in_decode->parallel, weights);
+  }
   batch_.ranks.resize(ranks_.size());
 }
 
@@ -517,17 +527,30 @@ void Instance::price_step(Time now) {
     const auto draw = [&](const StepBatch& part) -> const StepSample& {
       return sampler_->draw(summary_.rule, part, places, coins);
     };
-    model_.price(batch_, draw, cost_);
+    models_.of(summary_.rule).price(batch_, draw, cost_);
     sampler_->step_priced(summary_.rule, batch_, places, cost_.total);
     take_two_terms();
   } else {
-    const PhaseRules& rules = layout_.rules();
-    model_.price({batch_, rules.of(summary_.rule), layout_.placement(), rows_}, cost_);
+    const auto step = [&](StepKind rule) -> StepInput {
+      const Deployment& of = deployment_.of_steps(rule);
+      if (&of != &deployment_) return {batch_, of.rules.of(rule), of.placement, rows_};
+      return {batch_, layout_.rules().of(rule), layout_.placement(), rows_};
+    };
+    models_.of(summary_.rule).price(step(summary_.rule), cost_);
     speculation_.clear_tally();
-    speculation_.draft({batch_, rules.of(StepKind::decode), layout_.placement(), rows_}, cost_);
+    speculation_.draft(step(StepKind::decode), cost_);
     take_two_terms();
     layout_.after_step(batch_, request_of_range_, rows_, now, cost_);
   }
+}
+
+// Weights move before a step whose experts are cut otherwise than those of the step before.
+void Instance::move_experts() {
+  const bool for_decode = summary_.rule == StepKind::decode;
+  if (!recut_ || std::exchange(cut_for_decode_, for_decode) == for_decode) return;
+  charge(cost_, Part::rebalancing, {recut_->time, recut_->bound, {}, recut_->evidence});
+  cost_.total += recut_->time;
+  cost_.segments.push_back({false, recut_->time.count()});
 }
 
 std::optional<Seconds> Instance::begin_step(Time now) {
@@ -575,6 +598,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   pad_to_graph();
   if (shares_host_link()) share_host_links(now);
   price_step(now);
+  move_experts();
   if (shares_host_link()) hold_up_loads(now);
   if (deployment_.anchored_tpot != 1) scale_times(cost_, deployment_.anchored_tpot);
   if (!below_.empty()) stretch_by_loads(now);

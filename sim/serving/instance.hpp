@@ -177,6 +177,7 @@ class Instance {
   std::span<const std::int32_t> decode_places();
   void take_two_terms();
   void price_step(Time now);
+  void move_experts();
   bool emit(Rank& rank, std::size_t place, Time now);
   void note_milestones(std::uint32_t request, std::int32_t tokens, bool starts, bool finished);
   void note_gap(Duration length, std::int32_t tokens);
@@ -201,7 +202,11 @@ class Instance {
   Time planned_at_{};              // the last step
   std::vector<Time> loads_until_;  // [rank], before the step has brought experts
   Time loaded_{};                  // when what the step loads layer by layer is there
-  StepModel model_;
+  StepModels models_;
+  // Where weights move between steps that cut experts otherwise: how they stand, and what a move
+  // takes.
+  bool cut_for_decode_ = false;
+  std::optional<CollectiveCost> recut_;
   Speculation speculation_;
   std::vector<Rank> ranks_;
   StepBatch batch_;

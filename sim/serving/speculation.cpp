@@ -95,9 +95,9 @@ void take_tokens(const StepBatch& step, std::int32_t index, StepBatch& pass) {
 }  // namespace
 
 Speculation::Speculation(const Deployment& deployment, int instance)
-    : deployment_(deployment),
+    : deployment_(deployment.of_steps(StepKind::decode)),
       rng_(deployment.seed, fmt::format("speculation/acceptance of instance {}", instance)) {
-  if (deployment.speculation.has_module()) module_.emplace(module_of(deployment));
+  if (deployment.speculation.has_module()) module_.emplace(module_of(deployment_));
 }
 
 std::int32_t Speculation::accept(std::int32_t drafts) {

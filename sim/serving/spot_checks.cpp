@@ -22,7 +22,7 @@ SpotChecks::SpotChecks(const Deployment& deployment)
     : deployment_(deployment),
       rows_(deployment.trace, deployment.prefill_trace, deployment.bind_odd_only,
             deployment.seed ^ fnv1a("spot checks"), deployment.binding),
-      model_(step_model(deployment)) {}
+      models_(deployment) {}
 
 void SpotChecks::step(StepKind rule, const StepBatch& batch, const DecodePlaces& places,
                       Seconds sampled) {
@@ -68,7 +68,8 @@ Seconds SpotChecks::price(StepKind rule, const StepBatch& batch,
       rows_.append(rows_.bind(), {phase, rank, work.new_tokens, first}, routed.rows, coverage);
     }
   }
-  model_.price({routed, deployment_.rules.of(rule), deployment_.placement, rows_}, cost_);
+  const ExpertPlacement& placement = deployment_.of_steps(rule).placement;
+  models_.of(rule).price({routed, deployment_.rule(rule), placement, rows_}, cost_);
   return cost_.total;
 }
 

@@ -43,7 +43,7 @@ class SpotChecks {
 
   const Deployment& deployment_;
   RowSource rows_;
-  StepModel model_;
+  StepModels models_;
   StepCost cost_;
   std::uint64_t steps_ = 0;
   struct Check {

@@ -32,7 +32,7 @@ StepSampler::StepSampler(const Deployment& deployment)
     : deployment_(deployment),
       rows_(deployment.trace, deployment.prefill_trace, deployment.bind_odd_only,
             deployment.seed ^ fnv1a("sampled fidelity"), deployment.binding),
-      model_(step_model(deployment)),
+      models_(deployment),
       rng_(deployment.seed, "sampled fidelity") {
   if (deployment.spot_checks) checks_.emplace(deployment);
 }
@@ -109,9 +109,9 @@ const StepSample& StepSampler::price(const Key& key, std::int32_t prompt_tokens,
     rank = {{{1, 0}}, 1, 0, 0, true};
     batch.rows.push_back(rows_.dummy(r));
   }
-  samples_.push_back(std::make_unique<StepSample>(
-      model_.sample({batch, deployment_.rules.of(key.rule), deployment_.placement, rows_,
-                     next_layers(key.tokens())})));
+  samples_.push_back(std::make_unique<StepSample>(models_.of(key.rule).sample(
+      {batch, deployment_.rule(key.rule), deployment_.of_steps(key.rule).placement, rows_,
+       next_layers(key.tokens())})));
   samples_.back()->number = samples_.size() - 1;
   return *samples_.back();
 }

@@ -73,7 +73,7 @@ class StepSampler {
 
   const Deployment& deployment_;
   RowSource rows_;
-  StepModel model_;
+  StepModels models_;
   Rng rng_;
   std::map<Key, std::vector<const StepSample*>> by_key_;
   std::vector<std::unique_ptr<StepSample>> samples_;

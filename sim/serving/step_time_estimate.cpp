@@ -28,7 +28,9 @@ Seconds prompt_token_time(const Deployment& e) {
 
 StepPrice price_steps(const Deployment& e) {
   RowSource rows = typical_rows(e);
-  StepModel model = step_model(e);
+  StepModels models(e);
+  StepModel& model = models.of(StepKind::prefill);
+  const Deployment& decoding = e.of_steps(StepKind::decode);
   StepCost cost;
   const auto seconds = [&](std::int32_t sequences, std::int32_t context) {
     StepBatch batch;
@@ -40,7 +42,8 @@ StepPrice price_steps(const Deployment& e) {
         add_sequence(batch, rows, binding, Phase::decode, {1, context}, place);
       }
     }
-    model.price({batch, e.rules.of(StepKind::decode), e.placement, rows}, cost);
+    models.of(StepKind::decode)
+        .price({batch, e.rule(StepKind::decode), decoding.placement, rows}, cost);
     return cost.total.count();
   };
   StepPrice price;

@@ -54,7 +54,7 @@ StepBatch typical_batch(const ServedModel& deployment, const StepContent& conten
 ExplainedStep explain_by(const Deployment& deployment, const StepContent& content, int samples,
                          std::optional<LayerRange> layers) {
   check(samples >= 1, "no step to explain");
-  StepModel model = step_model(deployment);
+  StepModels models(deployment);
   RowSource rows = typical_rows(deployment);
   ExplainedStep step;
   const int ranks = deployment.parallel.dp;
@@ -62,11 +62,13 @@ ExplainedStep explain_by(const Deployment& deployment, const StepContent& conten
   step.summary.prefill_tokens = ranks * content.tokens() - step.summary.decode_tokens;
   step.summary.kind = content.kind();
   step.summary.rule = rule_kind(deployment.mixed, step.summary.kind, step.summary.prefill_tokens);
-  const PhaseRule& rule = deployment.rules.of(step.summary.rule);
+  StepModel& model = models.of(step.summary.rule);
+  const PhaseRule& rule = deployment.rule(step.summary.rule);
+  const ExpertPlacement& placement = deployment.of_steps(step.summary.rule).placement;
   for (int sample = 0; sample < samples; ++sample) {
     const StepBatch batch = typical_batch(deployment, content, rows);
     StepCost cost;
-    model.price({batch, rule, deployment.placement, rows, layers}, cost,
+    model.price({batch, rule, placement, rows, layers}, cost,
                 sample == 0 ? &step.operations : nullptr);
     step.totals.push_back(cost.total);
     if (sample == 0) step.cost = std::move(cost);

@@ -218,6 +218,9 @@ void note_role_changes(const ExperimentSpec& spec, const ServingEngine& engine, 
 
 // Which roles no command here starts.
 void note_afd(const ServedModel& pool, const ServingEngine& engine, Notes& notes) {
+  if (pool.parallel.decode_ep > 0)
+    notes.push_back(fmt::format("/parallel/decode_ep: {}; no engine cuts experts by phase",
+                                pool.parallel.decode_ep));
   if (!pool.parallel.afd()) return;
   const std::string_view how = engine.launch.afd;
   notes.push_back(fmt::format(

@@ -56,6 +56,14 @@ std::string tiers_of(const Deployment& e) {
   return text;
 }
 
+std::string decode_cut_text(const ParallelPlan& plan) {
+  if (plan.decode_ep == 0) return "";
+  const bool twice = plan.decode_weights == DecodeWeights::twice;
+  return fmt::format("decode steps have ep {}, other steps {}; {}\n", plan.decode_ep, plan.ep,
+                     twice ? "the weights of experts are in HBM twice"
+                           : "the weights of experts move between such steps");
+}
+
 std::string roles_text(const Experiment& e) {
   if (!e.roles) return "";
   const RoleChangeOptions& options = e.roles->options;
@@ -81,7 +89,7 @@ std::string text_of(const Experiment& experiment, bool precision_given) {
              gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
              gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights), gb(e.memory.kv),
              e.memory.kv_blocks, e.kv_layout.block_tokens, stripes_text(e.parallel)) +
-         ffn_text(e) + tiers_of(e) + roles_text(experiment);
+         ffn_text(e) + decode_cut_text(e.parallel) + tiers_of(e) + roles_text(experiment);
 }
 
 }  // namespace
