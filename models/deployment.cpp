@@ -80,6 +80,8 @@ std::span<const Key> parallel_keys() {
        "GPUs of tp that share a KV cache by tokens (DCP)"},
       {"dcp_merge", form::choice(dcp_merge_names), unset("reduce_scatter, with dcp"),
        "DCP: how the partial outputs of attention find together"},
+      {"pcp", size, unset("1: all GPUs of a rank have all tokens"),
+       "groups of tp's GPUs that compute different tokens of a prompt (PCP)"},
       {"decode_ep", size, unset("ep"), "ep of decode steps, if experts are cut otherwise in them"},
       {"decode_weights", form::choice(decode_weights_names), unset("twice, with decode_ep"),
        "decode_ep: both cuts are in HBM, or weights move between steps"}};
@@ -105,6 +107,26 @@ void read_afd(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
   plan.micro_batches = given ? static_cast<int>(r.integer("micro_batches")) : 2;
 }
 
+// Reads whether GPUs of a rank compute different tokens of a prompt.
+void read_pcp(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
+  if (!r.optional("pcp")) return;
+  plan.pcp = static_cast<int>(r.integer("pcp"));
+  if (plan.pcp == 1) return;
+  const ConfigNode node = r.child("pcp");
+  if (plan.tp % plan.pcp != 0)
+    node.fail(fmt::format("{} does not divide tp {}, the GPUs of a rank; use a divisor", plan.pcp,
+                          plan.tp));
+  if (plan.afd() || plan.pp > 1)
+    node.fail("PCP is modelled neither with AFD nor with pipelines; leave one out");
+  const bool has_states = std::ranges::any_of(model.layers, [](const LayerSpec& layer) {
+    return layer.mixer->recurrent();
+  });
+  if (has_states)
+    node.fail(fmt::format(
+        "PCP is not modelled for {}, whose layers pass a state from token to token; leave this out",
+        model.name));
+}
+
 // Reads whether GPUs of a rank share its KV cache by tokens.
 void read_dcp(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
   if (r.optional("dcp")) plan.dcp = static_cast<int>(r.integer("dcp"));
@@ -113,6 +135,7 @@ void read_dcp(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
     if (given) r.child("dcp_merge").fail("is of DCP alone; give \"dcp\", or leave this out");
     return;
   }
+  if (plan.pcp > 1) r.child("dcp").fail("DCP is not modelled with PCP; leave out \"pcp\" or this");
   if (plan.afd())
     r.child("dcp").fail("DCP is not modelled with AFD; leave out \"ffn_gpus\" or this");
   if (const std::string fault = stripe_fault(model, plan.tp, plan.dcp); !fault.empty())
@@ -162,6 +185,13 @@ void read_decode_ep(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) 
 
 }  // namespace
 
+ParallelPlan of_slices(const ParallelPlan& plan) {
+  ParallelPlan slices = plan;
+  slices.tp = plan.slices();
+  slices.pcp = 1;
+  return slices;
+}
+
 ParallelPlan in_decode(const ParallelPlan& plan) {
   ParallelPlan decode = plan;
   if (plan.decode_ep > 0) decode.ep = plan.decode_ep;
@@ -188,7 +218,8 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
     require(plan.pp <= std::ssize(model.layers),
             fmt::format("pp {} is more than the model's {} layers", plan.pp, model.layers.size()));
     check_ep(node, model, plan, "ep");
-    const std::string cut_fault = model.cut_fault(plan.tp);
+    read_pcp(r, model, plan);
+    const std::string cut_fault = model.cut_fault(plan.slices());
     require(cut_fault.empty(), cut_fault);
     read_dcp(r, model, plan);
     read_decode_ep(r, model, plan);

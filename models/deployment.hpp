@@ -49,6 +49,9 @@ struct ParallelPlan {
   /// same KV cache.
   int dcp = 1;
   DcpMerge dcp_merge = DcpMerge::reduce_scatter;
+  /// Prefill context parallelism: so many groups of a rank's tp GPUs compute different tokens of
+  /// its prompts. Each group has all of attention's weights, and the KV cache of all tokens.
+  int pcp = 1;
   int decode_ep = 0;  ///< ep of steps under the rule of decode; 0: that of all steps
   DecodeWeights decode_weights = DecodeWeights::twice;
   bool operator==(const ParallelPlan&) const = default;
@@ -63,8 +66,10 @@ struct ParallelPlan {
   int moe_tp() const { return expert_gpus() / ep; }
   /// The first GPU of a stage that holds experts.
   int first_expert_gpu() const { return afd() ? attention_gpus() : 0; }
-  /// Whether tokens travel to their experts: one attention rank has all of its own stage's GPUs.
-  bool exchanges() const { return dp > 1 || afd(); }
+  /// Whether tokens travel to their experts: else all GPUs of a stage have all tokens.
+  bool exchanges() const { return dp > 1 || pcp > 1 || afd(); }
+  /// GPUs that weights and heads of attention are cut over.
+  int slices() const { return tp / pcp; }
   /// The EP rank that a policy counts the tokens of a GPU of attention to: the GPU's own, or with
   /// AFD the ranks in turn, as many GPUs to each as can be.
   int source_rank(int gpu) const { return afd() ? gpu * ep / attention_gpus() : gpu / moe_tp(); }
@@ -76,6 +81,9 @@ struct ParallelPlan {
   /// The stage that holds a layer: contiguous layers, as many to each as can be.
   int stage_of(int layer, int layers) const { return layer * pp / layers; }
 };
+/// The plan by which one of the groups of a rank cuts weights and heads, as if the group were all
+/// of the rank.
+ParallelPlan of_slices(const ParallelPlan&);
 /// The plan of steps under the rule of decode.
 ParallelPlan in_decode(const ParallelPlan&);
 /// A warning where not every kernel takes an expert's slice, else empty: one of fp8 in blocks that

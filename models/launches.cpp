@@ -23,7 +23,7 @@ class LaunchCount {
 
  private:
   double norms(const LayerSpec& layer) const {
-    if (fusions_.norm && plan_.tp > 1) return 0;
+    if (fusions_.norm && plan_.slices() > 1) return 0;
     return layer.ffn ? 2 : 1;
   }
 
@@ -49,8 +49,9 @@ class LaunchCount {
   // All-reduces behind the mixer and the FFN; packing, dispatch, combine and unpacking; what DCP
   // exchanges.
   double exchanges(const LayerSpec& layer) const {
-    const double reduces = plan_.tp > 1 ? (layer.ffn ? 2 : 1) : 0;
-    return reduces + (layer.moe && plan_.exchanges() ? 4 : 0) + merges();
+    const double reduces = plan_.slices() > 1 ? (layer.ffn ? 2 : 1) : 0;
+    const double gathers = plan_.pcp > 1 ? 1 : 0;
+    return reduces + gathers + (layer.moe && plan_.exchanges() ? 4 : 0) + merges();
   }
 
   // Queries, log-sum-exps and outputs, or the latter two together; and the kernel that weighs.

@@ -16,7 +16,7 @@ namespace {
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 Kept kept(const LayerSpec& layer, const ParallelPlan& plan, const PrecisionPlan& precision) {
-  return layer.mixer->kept(plan, precision);
+  return layer.mixer->kept(of_slices(plan), precision);
 }
 
 // A layer whose KV cache others are counted in: the first that sees everything, else the first with
@@ -151,7 +151,8 @@ Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,
 
 Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
                        const PrecisionPlan& precision) {
-  const double table = static_cast<double>(model.vocabulary) * model.hidden / plan.tp;
+  const ParallelPlan cut = of_slices(plan);
+  const double table = static_cast<double>(model.vocabulary) * model.hidden / cut.tp;
   const int layers = static_cast<int>(model.layers.size());
   struct Stage {
     double attention = 0, ffn = 0, kept = 0;
@@ -160,14 +161,14 @@ Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
   for (int l = 0; l < layers; ++l) {
     const LayerSpec& layer = model.layers[at(l)];
     Stage& stage = stages[at(plan.stage_of(l, layers))];
-    stage.attention += layer.mixer->parameters(model.hidden, plan);
+    stage.attention += layer.mixer->parameters(model.hidden, cut);
     stage.kept += norm_parameters(model.hidden);
     if (layer.moe) {
-      stage.ffn += ffn_parameters(model.hidden, model.shared_width) / plan.tp;
+      stage.ffn += ffn_parameters(model.hidden, model.shared_width) / cut.tp;
       stage.kept += gate_parameters(model);
     }
     if (layer.has_dense_ffn() || model.dense_residual)
-      stage.ffn += ffn_parameters(model.hidden, model.dense_width) / plan.tp;
+      stage.ffn += ffn_parameters(model.hidden, model.dense_width) / cut.tp;
   }
   // Tied tables are one only where the first stage is the last.
   if (!model.tied_embeddings || plan.pp > 1) stages.front().kept += table;

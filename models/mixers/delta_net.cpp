@@ -16,6 +16,7 @@ class GatedDeltaNet final : public Mixer {
     return same_value(*this, other, &GatedDeltaNet::a_);
   }
 
+  bool recurrent() const override { return true; }
   std::string cut_fault(int tp) const override { return recurrent_cut_fault(a_.heads, tp); }
   MixerPtr in_layer(const Sight&) const override { return mixer(a_); }
 

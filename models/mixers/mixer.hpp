@@ -64,6 +64,8 @@ class Mixer {
   /// in entries of `sight.ratio` tokens.
   virtual std::shared_ptr<const Mixer> in_layer(const Sight& sight) const = 0;
 
+  /// Whether a token waits for the token before: for a state that passes from one to the next.
+  virtual bool recurrent() const { return false; }
   /// Which tokens stay in the KV cache, and are attended to.
   virtual Sight sight() const { return {}; }
   virtual CacheHeads cache_heads(int /*tp*/) const { return {}; }

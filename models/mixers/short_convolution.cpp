@@ -18,6 +18,7 @@ class GatedConvolution final : public Mixer {
     return same_value(*this, other, &GatedConvolution::a_);
   }
 
+  bool recurrent() const override { return true; }
   std::string cut_fault(int tp) const override {
     if (a_.hidden % tp == 0) return {};
     return fmt::format("tp {} does not divide the {} channels of the model's convolution", tp,

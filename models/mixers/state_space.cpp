@@ -17,6 +17,7 @@ class StateSpaceLayer : public Mixer {
     return mine != nullptr && mine->a_ == a_;
   }
 
+  bool recurrent() const override { return true; }
   std::string cut_fault(int tp) const override { return recurrent_cut_fault(a_.heads, tp); }
   MixerPtr in_layer(const Sight&) const override { return mixer(a_); }
 

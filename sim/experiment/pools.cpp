@@ -42,6 +42,9 @@ ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
 void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec& decode) {
   const ClusterSpec& cluster = decode.cluster;
   for (const PoolSpec* pool : {&prefill, &decode}) {
+    if (pool == &decode && pool->parallel.pcp > 1)
+      pools.child("decode").fail(
+          "PCP divides prompts, and this pool computes single tokens; leave \"pcp\" out of it");
     if (pool->decode_cut)
       pools.fail(
           "steps of a pool are of one phase; give each pool its own \"ep\", not \"decode_ep\"");
@@ -82,9 +85,9 @@ KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tok
     return e.kv_layout.block.value() * double(e.kv_layout.blocks_for(prompt_tokens));
   };
   const double to_one_stage = held(decode) * decode.parallel.tp;
-  // GPUs that hold the same share in sending what stripes of DCP take.
+  // GPUs that hold the same share in sending it: of a rank under PCP, or what stripes of DCP take.
   double sent = held(prefill);
-  if (decode.parallel.dcp > prefill.parallel.dcp)
+  if (decode.parallel.dcp > prefill.parallel.dcp || prefill.parallel.pcp > 1)
     sent = std::min(sent, to_one_stage / prefill.parallel.tp);
   // Where GPUs hold unequal shares, the wider share passes over one link.
   const double per_link = std::max(sent, held(decode));

@@ -30,7 +30,7 @@ void run_beside(std::vector<Operation>& operations, const GpuSpec& gpu) {
 
 RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
                        const PrecisionPlan& precision, const GpuSpec& gpu)
-    : model_(model), plan_(plan), precision_(precision), gpu_(gpu) {
+    : model_(model), plan_(plan), slices_(of_slices(plan)), precision_(precision), gpu_(gpu) {
   for (const LayerSpec& layer : model_.layers) {
     const auto same_mixer = std::ranges::find_if(
         mixers_, [&](const MixerClass& kind) { return *kind.mixer == *layer.mixer; });
@@ -51,6 +51,11 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& laye
   std::vector<Operation>& after = price.after_combine.operations;
   const ModelShard shard = model_shard();
   layer.mixer->input(shard.mixers(), tokens, price.before_attention.operations);
+  if (plan_.pcp > 1) {
+    const double others = tokens * (plan_.pcp - 1);
+    OperationList(Part::attention, precision_, gpu_, price.before_attention.operations)
+        .memory("gathered_kv_write", others * layer.mixer->kept(slices_, precision_).bytes);
+  }
   layer.mixer->output(shard.mixers(), tokens, before);
   if (layer.moe) {
     gate_operations(shard, tokens, before);
@@ -59,7 +64,7 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& laye
     const bool counted =
         gpu_.tables || gpu_.kernel(grouped_gemm_kernel).of(precision_.experts).copies > 0;
     if (plan_.exchanges() && !counted) {
-      const double selections = tokens * model_.experts_per_token / plan_.tp;
+      const double selections = tokens * model_.experts_per_token / slices_.tp;
       permute_operations(shard, selections, "pack", before);
       permute_operations(shard, selections, "unpack", after);
     }
@@ -137,7 +142,32 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
   }
 }
 
-void RankPrices::price(const StepBatch& batch) {
+// The first GPU's tokens: of 2 pcp pieces of a prompt the first and the last, as all GPUs have two
+// that are as long and see as many tokens before them (vLLM, DualChunkSwap; SGLang, zigzag).
+void RankPrices::price_share(const StepBatch& batch) {
+  share_.ranks.resize(batch.ranks.size());
+  for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
+    const RankStep& whole = batch.ranks[r];
+    RankStep& share = share_.ranks[r];
+    share.sequences.clear();
+    share.tokens = 0;
+    share.sampled = whole.sampled;
+    share.padding = whole.padding;
+    share.dummy = whole.dummy;
+    for (const SequenceWork& prompt : whole.sequences) {
+      const std::int32_t tokens = (prompt.new_tokens + plan_.pcp - 1) / plan_.pcp;
+      const std::int32_t first = (tokens + 1) / 2, last = tokens - first;
+      share.sequences.push_back({first, prompt.context_tokens, prompt.verifies});
+      if (last > 0)
+        share.sequences.push_back({last, prompt.context_tokens + prompt.new_tokens - last});
+      share.tokens += tokens;
+    }
+  }
+}
+
+void RankPrices::price(const StepBatch& step) {
+  if (plan_.pcp > 1) price_share(step);
+  const StepBatch& batch = plan_.pcp > 1 ? share_ : step;
   if (plan_.dcp > 1) count_reads(batch);
   for (MixerClass& layers : mixers_) price(batch, layers);
   for (Class& layers : classes_) price(batch, layers);

@@ -75,13 +75,15 @@ class RankPrices {
     return classes_[class_of_layer_[static_cast<std::size_t>(layer)]];
   }
   void count_reads(const StepBatch&);
+  void price_share(const StepBatch&);
   void price(const StepBatch&, MixerClass&) const;
   void price(const StepBatch&, Class&) const;
   TokenCosts price_tokens(double tokens, const Class&) const;
-  ModelShard model_shard() const { return {model_, plan_, precision_, gpu_}; }
+  ModelShard model_shard() const { return {model_, slices_, precision_, gpu_}; }
 
   MoeModel model_;
   ParallelPlan plan_;
+  ParallelPlan slices_;  // of_slices(plan_)
   PrecisionPlan precision_;
   GpuSpec gpu_;
   std::vector<MixerClass> mixers_;
@@ -90,6 +92,7 @@ class RankPrices {
   std::map<std::pair<std::int32_t, std::int32_t>, RankCost> head_of_;  // by tokens, sampled
   RankCosts head_;
   CacheReads most_reads_, all_reads_;
+  StepBatch share_;  // with PCP: of one GPU of each rank
 };
 
 }  // namespace moesim

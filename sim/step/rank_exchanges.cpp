@@ -18,31 +18,50 @@ RankExchanges::RankExchanges(const Fabric& fabric, const ModelShard& shard, cons
     most_tokens = std::max(most_tokens, rank.tokens);
     all_tokens += rank.tokens;
   }
-  const int tp = shard.plan.tp;
-  const double activations = double{2} * most_tokens * shard.model.hidden;
-  ranks_alike_ = static_cast<double>(all_tokens) / most_tokens;
+  const int tp = shard.plan.slices(), pcp = shard.plan.pcp;
+  most_tokens_ = most_tokens;
+  // With PCP each group has its share of the tokens, and does so beside the others.
+  const double activations = double{2} * most_tokens * shard.model.hidden / pcp;
+  ranks_alike_ = static_cast<double>(all_tokens) / most_tokens * pcp;
   reduced_ = fabric.all_reduce(tp, Bytes(activations));
   gathered_ = fabric.all_gather(std::vector<double>(at(tp), activations / tp));
   // Norms of queries and of keys, in fp32.
   if (ranks.any_joint_norm() && tp > 1 && shard.gpu.tables)
-    squares_ = fabric.all_reduce(tp, Bytes(8.0 * most_tokens));
+    squares_ = fabric.all_reduce(tp, Bytes(8.0 * most_tokens / pcp));
 }
 
 void RankExchanges::all_reduce(CriticalPath& path) const {
-  if (shard_.plan.tp == 1) return;
+  if (shard_.plan.slices() == 1) return;
   path.collective({"tp_all_reduce", Part::all_reduce, reduced_, traffic_, ranks_alike_});
 }
 
 void RankExchanges::rejoin(CriticalPath& path) const {
-  if (shard_.plan.tp == 1 || !shard_.plan.exchanges()) return;
+  if (shard_.plan.slices() == 1 || !shard_.plan.exchanges()) return;
   const bool sliced = shard_.model.shared_width > 0 || shard_.model.dense_residual;
   path.collective({sliced ? "tp_all_reduce" : "tp_all_gather", Part::all_reduce,
                    sliced ? reduced_ : gathered_, traffic_, ranks_alike_});
 }
 
 void RankExchanges::join_norms(CriticalPath& path, const Mixer& mixer) const {
-  if (shard_.plan.tp == 1 || !shard_.gpu.tables || !mixer.joint_norm()) return;
+  if (shard_.plan.slices() == 1 || !shard_.gpu.tables || !mixer.joint_norm()) return;
   path.collective({"qk_norm_all_reduce", Part::all_reduce, squares_, traffic_, ranks_alike_});
+}
+
+// Every GPU sends what it has computed of its own heads to the GPU of the same slice in each other
+// group [vLLM, SGLang].
+void RankExchanges::gather_keys(CriticalPath& path, const Mixer& mixer) {
+  const int pcp = shard_.plan.pcp;
+  if (pcp == 1) return;
+  if (&mixer != keyed_) {
+    keyed_ = &mixer;
+    const Kept kept = mixer.kept(of_slices(shard_.plan), shard_.precision);
+    const double own = most_tokens_ / pcp * (kept.bytes + kept.index_bytes);
+    keys_ = fabric_.all_gather(std::vector<double>(at(pcp), own));
+  }
+  if (keys_.time == Seconds{}) return;
+  const double slices_alike = double(shard_.plan.slices()) / pcp;
+  path.collective(
+      {"pcp_gather_kv", Part::all_reduce, keys_, traffic_, ranks_alike_ * slices_alike});
 }
 
 void RankExchanges::exchange_stripes(const Mixer& mixer) {
@@ -78,7 +97,7 @@ void RankExchanges::merge_outputs(CriticalPath& path, const Mixer& mixer) {
 }
 
 void RankExchanges::gather_logits(CriticalPath& path, const StepBatch& batch) const {
-  const int tp = shard_.plan.tp;
+  const int tp = shard_.plan.slices();
   if (tp == 1) return;
   double sampled = 0;
   for (const RankStep& rank : batch.ranks) sampled = std::max(sampled, double(rank.sampled));

@@ -28,6 +28,8 @@ class RankExchanges {
   void rejoin(CriticalPath&) const;
   /// Sums of squares where a norm goes over all heads.
   void join_norms(CriticalPath&, const Mixer&) const;
+  /// With PCP, before attention: keys and values of the tokens that other groups of the rank have.
+  void gather_keys(CriticalPath&, const Mixer&);
   /// With DCP, before and behind a layer's attention.
   void gather_queries(CriticalPath&, const Mixer&);
   void merge_outputs(CriticalPath&, const Mixer&);
@@ -46,7 +48,9 @@ class RankExchanges {
   Traffic& traffic_;
   // What all ranks move together, in multiples of what the largest does.
   double ranks_alike_ = 1;
-  CollectiveCost reduced_, gathered_, squares_;
+  CollectiveCost reduced_, gathered_, squares_, keys_;
+  double most_tokens_ = 0;
+  const Mixer* keyed_ = nullptr;    // whose keys and values are keys_
   const Mixer* striped_ = nullptr;  // whose exchange is stripes_: layers with one mixer are alike
   StripeExchange stripes_;
 };

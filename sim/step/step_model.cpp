@@ -310,7 +310,8 @@ void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
   ExpertCosts& costs = worker.expert_costs[kernel];
   // Tables were measured with all tokens of the group at hand. A roofline knows of exchanges that
   // bring a GPU no others than its own experts'.
-  const bool held = spec_.plan.dp == 1 || outcome.exchange.gathered || fabric_.cluster().gpu.tables;
+  const bool held =
+      !spec_.plan.exchanges() || outcome.exchange.gathered || fabric_.cluster().gpu.tables;
   outcome.tokens_held = held ? scratch_->rows.tokens() : 0;
   outcome.experts.resize(at(ranks));
   outcome.useful_rows = outcome.padded_rows = 0;
@@ -735,6 +736,7 @@ void StepModel::add_up(const StepBatch& batch, Pass pass, StepCost& result,
     path.add(costs.before_attention);
     exchanges.join_norms(path, mixer);
     if (!costs.absorption.empty()) path.add(costs.absorption);
+    exchanges.gather_keys(path, mixer);
     exchanges.gather_queries(path, mixer);
     path.add(costs.attention);
     exchanges.merge_outputs(path, mixer);

@@ -34,6 +34,7 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--tensor-parallel-size",
                                               "--data-parallel-size",
                                               "--pipeline-parallel-size",
+                                              "--prefill-context-parallel-size",
                                               "--decode-context-parallel-size",
                                               "--dcp-comm-backend",
                                               "--enable-expert-parallel",
@@ -83,6 +84,9 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--dp-size",
                                               "--enable-dp-attention",
                                               "--pp-size",
+                                              "--enable-prefill-cp",
+                                              "--cp-strategy",
+                                              "--attn-cp-size",
                                               "--dcp-size",
                                               "--ep-size",
                                               "--moe-a2a-backend",
@@ -347,6 +351,26 @@ TEST_CASE("attention and experts apart: commands of attention's GPUs, and what s
              Contains("/parallel/ffn_gpus: 4; SGLang has no attention-FFN disaggregation"));
   CHECK_THAT(launch("sglang", apart), Contains("--tp-size 8 "));
   CHECK_THAT(launch("vllm", base), !Contains("ffn_gpus"));
+}
+
+TEST_CASE("prompts shared by tokens: each engine's flags, of which vLLM's tp is a group's") {
+  Json set = with({{"instances", nullptr}, {"parallel", nullptr}, {"pools", Json::object()}});
+  set["pools"]["prefill"]["parallel"] = {{"dp", 1}, {"tp", 4}, {"ep", 4}, {"pcp", 2}};
+  set["pools"]["decode"]["parallel"] = four_gpus;
+  CHECK_THAT(launch("vllm", set),
+             Contains("--tensor-parallel-size 2") && Contains("--prefill-context-parallel-size 2"));
+  CHECK_THAT(launch("sglang", set),
+             Contains("--tp-size 4") &&
+                 Contains("--enable-prefill-cp --cp-strategy zigzag --attn-cp-size 2"));
+  CHECK_THAT(launch("trtllm", set), Contains("/parallel/pcp: 2"));
+  set["pool_roles"] = "thresholds";
+  set["pools"]["prefill"]["parallel"] = four_gpus;
+  CHECK_THAT(launch("sglang", set), Contains("/pool_roles: servers keep the roles") &&
+                                        Contains("--enable-pd-role-switch"));
+  CHECK_THAT(launch("trtllm", set), Contains("TensorRT-LLM has no flag to change them"));
+  Json cut = with({{"parallel", four_gpus}});
+  cut["parallel"]["decode_ep"] = 1;
+  CHECK_THAT(launch("vllm", cut), Contains("/parallel/decode_ep: 1; no engine cuts experts"));
 }
 
 TEST_CASE("a KV cache shared by tokens: each engine's flag, or what it has in its place") {

@@ -108,6 +108,9 @@ Notes notes_of(const Server& s) {
         fmt::format("/parallel: dp {} x tp {}; TensorRT-LLM's attention is either data "
                     "or tensor parallel: data parallel over all is taken",
                     plan.dp, plan.tp));
+  if (plan.pcp > 1)
+    notes.push_back(fmt::format(
+        "/parallel/pcp: {}; TensorRT-LLM has no context parallelism of this form", plan.pcp));
   if (plan.dcp > 1)
     notes.push_back(fmt::format(
         "/parallel/dcp: {}; TensorRT-LLM has Helix in its place, on servers that decode alone",

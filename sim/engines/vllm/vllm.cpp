@@ -63,7 +63,10 @@ constexpr std::string_view parallel = "vllm/config/parallel.py@00193b8, November
 
 constexpr Flag flags[] = {
     {"--port", [](const Server& s) { return value_of(s.port()); }, arguments},
-    {"--tensor-parallel-size", [](const Server& s) { return unless_one(s.parallel.tp); }, parallel},
+    {"--tensor-parallel-size", [](const Server& s) { return unless_one(s.parallel.slices()); },
+     parallel},
+    {"--prefill-context-parallel-size", [](const Server& s) { return unless_one(s.parallel.pcp); },
+     parallel},
     {"--data-parallel-size", [](const Server& s) { return unless_one(s.parallel.dp); }, parallel},
     {"--pipeline-parallel-size", [](const Server& s) { return unless_one(s.parallel.pp); },
      parallel},
