@@ -187,8 +187,17 @@ const Json in_one_kernel{{"model", "deepseek_v4_pro"},
                          {"dispatch", {{"prefill", "mega_moe"}, {"decode", "mega_moe"}}}};
 
 // Deployments that together use all that a command can say.
+// Prompts that two groups of GPUs share.
+Json shared_prompts() {
+  Json set = with({{"instances", nullptr}, {"parallel", nullptr}, {"pools", Json::object()}});
+  set["pools"]["prefill"]["parallel"] = {{"dp", 1}, {"tp", 4}, {"ep", 4}, {"pcp", 2}};
+  set["pools"]["decode"]["parallel"] = four_gpus;
+  return set;
+}
+
 std::vector<Json> deployments() {
   return {
+      shared_prompts(),
       with({{"speculative", speculative}, {"overlap", "two_batch"}, {"model", "glm_4_5_air"}}),
       with({{"engine", {{"name", "sglang"}}},
             {"workload",
@@ -354,9 +363,7 @@ TEST_CASE("attention and experts apart: commands of attention's GPUs, and what s
 }
 
 TEST_CASE("prompts shared by tokens: each engine's flags, of which vLLM's tp is a group's") {
-  Json set = with({{"instances", nullptr}, {"parallel", nullptr}, {"pools", Json::object()}});
-  set["pools"]["prefill"]["parallel"] = {{"dp", 1}, {"tp", 4}, {"ep", 4}, {"pcp", 2}};
-  set["pools"]["decode"]["parallel"] = four_gpus;
+  Json set = shared_prompts();
   CHECK_THAT(launch("vllm", set),
              Contains("--tensor-parallel-size 2") && Contains("--prefill-context-parallel-size 2"));
   CHECK_THAT(launch("sglang", set),
