@@ -147,13 +147,13 @@ TEST_CASE("what prefills is laid out in every other way on as many GPUs") {
   const PlannedDeployment planned =
       pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
   const std::vector<PlannedDeployment> all =
-      with_prefill_layouts(planned, some_model(), one_domain());
+      with_prefill_layouts(planned, some_model(), one_domain(), Layouts::usual);
   REQUIRE(all.front() == planned);
   CHECK(distinct(all));
   // One that travels by DeepEP already is not looked at twice.
   PlannedDeployment direct = planned;
   direct.prefill->travel = Travel::deep_ep;
-  CHECK(distinct(with_prefill_layouts(direct, some_model(), one_domain())));
+  CHECK(distinct(with_prefill_layouts(direct, some_model(), one_domain(), Layouts::usual)));
   std::set<int> depths;
   for (const PlannedDeployment& other : all) {
     CHECK(gpus_of(*other.prefill) == gpus_of(*planned.prefill));
@@ -163,9 +163,49 @@ TEST_CASE("what prefills is laid out in every other way on as many GPUs") {
   CHECK(depths == std::set<int>{1, 2, 4});
 }
 
+TEST_CASE("all layouts of what prefills are the usual ones, and each with PCP over its ranks") {
+  const PlannedDeployment planned =
+      pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
+  const auto of = [&](Layouts which) {
+    return with_prefill_layouts(planned, some_model(), one_domain(), which);
+  };
+  std::vector<PlannedDeployment> all = of(Layouts::all);
+  CHECK(distinct(all));
+  std::set<int> shared;
+  std::erase_if(all, [&](const PlannedDeployment& other) {
+    const ParallelPlan& plan = other.prefill->parallel;
+    if (plan.pcp == 1) return false;
+    CHECK(plan.pcp == plan.tp);
+    CHECK_THAT(other.shape(), Contains(fmt::format("tp{} pcp{}", plan.tp, plan.pcp)));
+    shared.insert(plan.pcp);
+    return true;
+  });
+  CHECK(shared == std::set<int>{2, 4});
+  CHECK(all == of(Layouts::usual));
+}
+
+TEST_CASE("experts and their exchange in one kernel, where whole experts are over all GPUs") {
+  const PlannedDeployment together = shape(4, 1, 100, 50).shape;
+  const std::vector<PlannedDeployment> fused = with_one_kernel(together);
+  REQUIRE(fused.size() == 2);
+  CHECK(fused.front() == together);
+  CHECK(fused.back().routing() == "even+MegaMoE");
+  PlannedDeployment sliced = together;
+  sliced.decode.parallel.ep = 2;
+  CHECK(with_one_kernel(sliced).size() == 1);
+  PlannedDeployment gathered = together;  // METRO's steps gather tokens
+  gathered.metro = true;
+  CHECK(with_one_kernel(gathered).size() == 1);
+  PlannedDeployment apart =
+      pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
+  CHECK(with_one_kernel(apart).size() == 3);
+  CHECK(with_one_kernel(apart).back().prefill->travel == Travel::mega_moe);
+}
+
 TEST_CASE("where nothing prefills apart there are no other layouts of it") {
   const PlannedDeployment together = shape(4, 1, 100, 50).shape;
-  CHECK(with_prefill_layouts(together, some_model(), one_domain()) == std::vector{together});
+  CHECK(with_prefill_layouts(together, some_model(), one_domain(), Layouts::all) ==
+        std::vector{together});
 }
 
 TEST_CASE("all layouts are the usual ones, and DCP, slices of experts, GPUs for experts alone") {
@@ -247,8 +287,13 @@ TEST_CASE("what is chosen stands in an experiment, and is found there again") {
     std::ranges::move(
         pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()),
         std::back_inserter(planned));
+    // In the pools: prompts shared by tokens, and one kernel.
+    planned.push_back(planned.back());
+    planned.back().prefill->parallel = {.dp = 1, .tp = 4, .ep = 4, .pcp = 4};
+    planned.back().decode.travel = Travel::mega_moe;
     for (const PlannedDeployment& each : planned) {
       for (PlannedDeployment other : with_copies(each, some_model())) {
+        if (other.metro && other.decode.travel == Travel::mega_moe) continue;
         CAPTURE(engine, other.shape(), other.routing());
         other.chunk = 4096;
         other.sequences = 64;

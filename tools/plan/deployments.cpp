@@ -238,7 +238,7 @@ std::vector<ParallelPlan> apart(int gpus, const MoeModel& model, int domain) {
 std::vector<Travel> travels(const PlannedGroup& group) {
   const ParallelPlan& plan = group.parallel;
   if (plan.afd()) return {Travel::all_to_all, Travel::deep_ep};
-  if (plan.dp == 1 || plan.ep == 1) return {group.travel};
+  if (!plan.exchanges() || plan.ep == 1) return {group.travel};
   return {group.travel, Travel::deep_ep};
 }
 
@@ -420,7 +420,7 @@ std::vector<PlannedDeployment> with_drafts(const PlannedDeployment& planned) {
 
 std::vector<PlannedDeployment> with_prefill_layouts(const PlannedDeployment& planned,
                                                     const MoeModel& model,
-                                                    const ClusterSpec& cluster) {
+                                                    const ClusterSpec& cluster, Layouts which) {
   std::vector<PlannedDeployment> all{planned};
   if (!planned.apart()) return all;
   const PlannedGroup& prefill = *planned.prefill;
@@ -428,13 +428,36 @@ std::vector<PlannedDeployment> with_prefill_layouts(const PlannedDeployment& pla
        layouts(prefill.parallel.gpus(), model, cluster.scale_up_domain)) {
     PlannedGroup group = prefill;
     group.parallel = plan;
-    for (const Travel travel : travels(group)) {
-      PlannedDeployment other = planned;
-      other.prefill = group;
-      other.prefill->travel = travel;
-      if (std::ranges::find(all, other) == all.end()) all.push_back(std::move(other));
+    std::vector<ParallelPlan> cuts{plan};
+    if (which == Layouts::all && plan.tp > 1 && plan.pp == 1) {
+      cuts.push_back(plan);
+      cuts.back().pcp = plan.tp;
+    }
+    for (const ParallelPlan& cut : cuts) {
+      group.parallel = cut;
+      for (const Travel travel : travels(group)) {
+        PlannedDeployment other = planned;
+        other.prefill = group;
+        other.prefill->travel = travel;
+        if (std::ranges::find(all, other) == all.end()) all.push_back(std::move(other));
+      }
     }
   }
+  return all;
+}
+
+std::vector<PlannedDeployment> with_one_kernel(const PlannedDeployment& planned) {
+  std::vector<PlannedDeployment> all{planned};
+  const auto fuse = [](PlannedGroup& group) {
+    const ParallelPlan& plan = group.parallel;
+    const bool whole = plan.ep > 1 && plan.ep == plan.expert_gpus();
+    if (!plan.exchanges() || plan.afd() || !whole) return false;
+    group.travel = Travel::mega_moe;
+    return true;
+  };
+  PlannedDeployment other = planned;
+  if (planned.apart() && fuse(*other.prefill)) all.push_back(other);
+  if (!planned.metro && fuse(other.decode)) all.push_back(other);
   return all;
 }
 
@@ -456,7 +479,7 @@ std::string group_text(const PlannedGroup& group) {
   const auto add = [&](const char* name, int value) {
     if (value > 1) text += fmt::format("{}{}{}", text.empty() ? "" : " ", name, value);
   };
-  add("tp", plan.tp), add("dcp", plan.dcp), add("dp", plan.dp);
+  add("tp", plan.tp), add("pcp", plan.pcp), add("dcp", plan.dcp), add("dp", plan.dp);
   if (!plan.afd()) add("ep", plan.ep);
   add("pp", plan.pp);
   if (text.empty()) text = "tp1";
@@ -481,6 +504,7 @@ std::string PlannedDeployment::routing() const {
   if (metro) return "metro";
   const ParallelPlan& plan = decode.parallel;
   const bool travels = plan.afd() || (plan.dp > 1 && plan.ep > 1);
+  if (travels && decode.travel == Travel::mega_moe) return "even+MegaMoE";
   return travels && decode.travel == Travel::deep_ep ? "even+DeepEP" : "even";
 }
 
@@ -494,6 +518,7 @@ namespace {
 
 Json json_of(const ParallelPlan& plan) {
   Json json{{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}, {"pp", plan.pp}};
+  if (plan.pcp > 1) json["pcp"] = plan.pcp;
   if (plan.dcp > 1) json["dcp"] = plan.dcp;
   if (plan.afd()) json["ffn_gpus"] = plan.ffn_gpus;
   return json;
@@ -501,6 +526,7 @@ Json json_of(const ParallelPlan& plan) {
 
 ParallelPlan plan_in(const Json& json) {
   ParallelPlan plan{json.at("dp"), json.at("tp"), json.at("ep"), json.at("pp")};
+  plan.pcp = json.value("pcp", 1);
   plan.dcp = json.value("dcp", 1);
   plan.ffn_gpus = json.value("ffn_gpus", 0);
   return plan;
@@ -511,6 +537,7 @@ Json dispatch_of(Travel travel, const std::string& engine) {
   switch (travel) {
     case Travel::deep_ep: return {{"prefill", "all_to_all"}, {"decode", "low_latency"}};
     case Travel::all_to_all: return {{"prefill", "all_to_all"}, {"decode", "all_to_all"}};
+    case Travel::mega_moe: return {{"prefill", "mega_moe"}, {"decode", "mega_moe"}};
     case Travel::as_engine: break;
   }
   return engine_dispatch(engine);
@@ -520,6 +547,7 @@ Travel travel_in(const Json& group) {
   if (!group.contains("dispatch")) return Travel::as_engine;
   // METRO's decodes are gathered whatever prompts do.
   const Json& dispatch = group.at("dispatch");
+  if (dispatch.value("prefill", Json()) == "mega_moe") return Travel::mega_moe;
   if (dispatch.value("prefill", Json()) != "all_to_all") return Travel::as_engine;
   return dispatch.at("decode") == "all_to_all" ? Travel::all_to_all : Travel::deep_ep;
 }

@@ -43,14 +43,17 @@ Json base_deployment(const PlanQuestion&, const MoeModel&, const std::optional<S
 /// - each with the KV cache shared by tokens over the most GPUs that can (DCP), and over half as
 ///   many;
 /// - each with experts cut over some of the GPUs;
-/// - a quarter, half or three quarters of a group's GPUs for experts alone (AFD).
+/// - a quarter, half or three quarters of a group's GPUs for experts alone (AFD);
+/// - what prefills apart with each GPU of a rank at tokens of its own (PCP);
+/// - experts and their exchange in one kernel (MegaMoE), where that was measured.
 enum class Layouts { usual, all };
 
 /// How the tokens of a group travel to their experts, where plan chooses.
 enum class Travel {
-  as_engine,  ///< as the engine does unless it is told otherwise
-  deep_ep,    ///< prompts by the all-to-all, single tokens straight to each expert
-  all_to_all  ///< both by the all-to-all
+  as_engine,   ///< as the engine does unless it is told otherwise
+  deep_ep,     ///< prompts by the all-to-all, single tokens straight to each expert
+  all_to_all,  ///< both by the all-to-all
+  mega_moe     ///< in the experts' kernel
 };
 
 /// EP groups alike.
@@ -118,9 +121,12 @@ std::vector<PlannedDeployment> with_chunks(const PlannedDeployment&);
 /// alone where none are asked for.
 std::vector<PlannedDeployment> with_drafts(const PlannedDeployment&);
 /// The deployment and its like with other layouts, of as many GPUs, of what prefills; itself alone
-/// where nothing prefills apart.
+/// where nothing prefills apart. Of all layouts also those with PCP.
 std::vector<PlannedDeployment> with_prefill_layouts(const PlannedDeployment&, const MoeModel&,
-                                                    const ClusterSpec&);
+                                                    const ClusterSpec&, Layouts);
+/// The deployment and its like with experts and their exchange in one kernel: of what prefills
+/// apart, and of both. Whether a table has the kernel is not looked at.
+std::vector<PlannedDeployment> with_one_kernel(const PlannedDeployment&);
 /// The deployment and its like with other limits on sequences, up to what the KV cache has room
 /// for.
 std::vector<PlannedDeployment> with_sequences(const PlannedDeployment&, std::int64_t room);

@@ -84,8 +84,11 @@ class Search {
       refine("drafts", [](const PlannedDeployment& d, const SloRun&) { return with_drafts(d); });
     // What a chunk is good for depends on the depth of the pipeline and on how many ranks wait.
     refine("layouts of prefill", [&](const PlannedDeployment& d, const SloRun&) {
-      return with_prefill_layouts(d, search_.model, search_.cluster);
+      return with_prefill_layouts(d, search_.model, search_.cluster, search_.layouts);
     });
+    if (search_.layouts == Layouts::all)
+      refine("one kernel",
+             [](const PlannedDeployment& d, const SloRun&) { return with_one_kernel(d); });
     refine("limits on sequences", [&](const PlannedDeployment& d, const SloRun& run) {
       return with_sequences(d, std::min(room(run), in_flight(run)));
     });
