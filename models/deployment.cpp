@@ -118,10 +118,7 @@ void read_pcp(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
                           plan.tp));
   if (plan.afd() || plan.pp > 1)
     node.fail("PCP is modelled neither with AFD nor with pipelines; leave one out");
-  const bool has_states = std::ranges::any_of(model.layers, [](const LayerSpec& layer) {
-    return layer.mixer->recurrent();
-  });
-  if (has_states)
+  if (!divides_prompts(model))
     node.fail(fmt::format(
         "PCP is not modelled for {}, whose layers pass a state from token to token; leave this out",
         model.name));
@@ -184,6 +181,11 @@ void read_decode_ep(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) 
 }
 
 }  // namespace
+
+bool divides_prompts(const MoeModel& model) {
+  return std::ranges::none_of(model.layers,
+                              [](const LayerSpec& layer) { return layer.mixer->recurrent(); });
+}
 
 ParallelPlan of_slices(const ParallelPlan& plan) {
   ParallelPlan slices = plan;

@@ -50,7 +50,8 @@ struct ParallelPlan {
   int dcp = 1;
   DcpMerge dcp_merge = DcpMerge::reduce_scatter;
   /// Prefill context parallelism: so many groups of a rank's tp GPUs compute different tokens of
-  /// its prompts. Each group has all of attention's weights, and the KV cache of all tokens.
+  /// its prompts, and each computes all tokens that decode. Each group has all of attention's
+  /// weights, and the KV cache of all tokens.
   int pcp = 1;
   int decode_ep = 0;  ///< ep of steps under the rule of decode; 0: that of all steps
   DecodeWeights decode_weights = DecodeWeights::twice;
@@ -84,6 +85,8 @@ struct ParallelPlan {
 /// The plan by which one of the groups of a rank cuts weights and heads, as if the group were all
 /// of the rank.
 ParallelPlan of_slices(const ParallelPlan&);
+/// Whether PCP can divide its prompts: no layer passes a state from token to token.
+bool divides_prompts(const MoeModel&);
 /// The plan of steps under the rule of decode.
 ParallelPlan in_decode(const ParallelPlan&);
 /// A warning where not every kernel takes an expert's slice, else empty: one of fp8 in blocks that

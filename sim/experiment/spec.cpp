@@ -708,13 +708,6 @@ ExperimentSpec read_spec(const ConfigNode& node, const Policies& policies) {
     node.child("pool_roles").fail("there are no pools to move between; give \"pools\"");
   ExperimentSpec spec =
       pools ? read_pools(node, policies) : ExperimentSpec{node, {read_pool(node, policies)}};
-  if (!pools && spec.pools.front().parallel.pcp > 1) {
-    node.child("parallel")
-        .child("pcp")
-        .fail(
-            "decode steps under PCP are not modelled; give prefill a pool of its own, with "
-            "\"pools\"");
-  }
   check_host_links(spec);
   return spec;
 }

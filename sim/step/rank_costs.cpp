@@ -28,6 +28,18 @@ void run_beside(std::vector<Operation>& operations, const GpuSpec& gpu) {
 
 }  // namespace
 
+TokensOfGpu tokens_of_gpu(const RankStep& rank, int pcp) {
+  TokensOfGpu tokens;
+  for (const SequenceWork& work : rank.sequences) {
+    if (work.new_tokens == 1 || work.verifies) {
+      tokens.decodes += work.new_tokens;
+    } else {
+      tokens.prompts += (work.new_tokens + pcp - 1) / pcp;
+    }
+  }
+  return tokens;
+}
+
 RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
                        const PrecisionPlan& precision, const GpuSpec& gpu)
     : model_(model), plan_(plan), slices_(of_slices(plan)), precision_(precision), gpu_(gpu) {
@@ -155,13 +167,17 @@ void RankPrices::price_share(const StepBatch& batch) {
     share.padding = whole.padding;
     share.dummy = whole.dummy;
     for (const SequenceWork& prompt : whole.sequences) {
+      if (prompt.new_tokens == 1 || prompt.verifies) {
+        share.sequences.push_back(prompt);
+        continue;
+      }
       const std::int32_t tokens = (prompt.new_tokens + plan_.pcp - 1) / plan_.pcp;
       const std::int32_t first = (tokens + 1) / 2, last = tokens - first;
-      share.sequences.push_back({first, prompt.context_tokens, prompt.verifies});
+      share.sequences.push_back({first, prompt.context_tokens});
       if (last > 0)
         share.sequences.push_back({last, prompt.context_tokens + prompt.new_tokens - last});
-      share.tokens += tokens;
     }
+    share.tokens = tokens_of_gpu(whole, plan_.pcp).all();
   }
 }
 

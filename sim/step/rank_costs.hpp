@@ -12,6 +12,14 @@
 
 namespace moesim {
 
+/// New tokens that one GPU of a rank computes: with PCP its share of each prompt, and all tokens of
+/// sequences that decode, as every group of the rank does.
+struct TokensOfGpu {
+  std::int32_t prompts = 0, decodes = 0;
+  std::int32_t all() const { return prompts + decodes; }
+};
+TokensOfGpu tokens_of_gpu(const RankStep&, int pcp);
+
 /// What every rank of a step computes by itself, whatever its experts do. What depends on a rank's
 /// tokens alone is priced once and remembered, as the same sizes come again from step to step.
 class RankPrices {

@@ -12,22 +12,22 @@ namespace moesim {
 RankExchanges::RankExchanges(const Fabric& fabric, const ModelShard& shard, const RankPrices& ranks,
                              const StepBatch& batch, StepCost& result)
     : fabric_(fabric), shard_(shard), ranks_(ranks), traffic_(result.all_reduce) {
-  std::int32_t most_tokens = 0;
+  const int tp = shard.plan.slices(), pcp = shard.plan.pcp;
   std::int64_t all_tokens = 0;
   for (const RankStep& rank : batch.ranks) {
-    most_tokens = std::max(most_tokens, rank.tokens);
-    all_tokens += rank.tokens;
+    const TokensOfGpu tokens = pcp > 1 ? tokens_of_gpu(rank, pcp) : TokensOfGpu{rank.tokens, 0};
+    if (tokens.all() > most_.all()) most_ = tokens;
+    all_tokens += tokens.all();
   }
-  const int tp = shard.plan.slices(), pcp = shard.plan.pcp;
-  most_tokens_ = most_tokens;
-  // With PCP each group has its share of the tokens, and does so beside the others.
-  const double activations = double{2} * most_tokens * shard.model.hidden / pcp;
+  const std::int32_t most_tokens = most_.all();
+  // With PCP each group of a rank does so beside the others.
+  const double activations = double{2} * most_tokens * shard.model.hidden;
   ranks_alike_ = static_cast<double>(all_tokens) / most_tokens * pcp;
   reduced_ = fabric.all_reduce(tp, Bytes(activations));
   gathered_ = fabric.all_gather(std::vector<double>(at(tp), activations / tp));
   // Norms of queries and of keys, in fp32.
   if (ranks.any_joint_norm() && tp > 1 && shard.gpu.tables)
-    squares_ = fabric.all_reduce(tp, Bytes(8.0 * most_tokens / pcp));
+    squares_ = fabric.all_reduce(tp, Bytes(8.0 * most_tokens));
 }
 
 void RankExchanges::all_reduce(CriticalPath& path) const {
@@ -55,13 +55,23 @@ void RankExchanges::gather_keys(CriticalPath& path, const Mixer& mixer) {
   if (&mixer != keyed_) {
     keyed_ = &mixer;
     const Kept kept = mixer.kept(of_slices(shard_.plan), shard_.precision);
-    const double own = most_tokens_ / pcp * (kept.bytes + kept.index_bytes);
+    const double own = most_.prompts * (kept.bytes + kept.index_bytes);
     keys_ = fabric_.all_gather(std::vector<double>(at(pcp), own));
   }
   if (keys_.time == Seconds{}) return;
   const double slices_alike = double(shard_.plan.slices()) / pcp;
   path.collective(
       {"pcp_gather_kv", Part::all_reduce, keys_, traffic_, ranks_alike_ * slices_alike});
+}
+
+void RankExchanges::gather_decodes(CriticalPath& path) const {
+  const int pcp = shard_.plan.pcp;
+  if (pcp == 1 || most_.decodes == 0) return;
+  const double own = 2.0 * most_.decodes * shard_.model.hidden / pcp;
+  const CollectiveCost gather = fabric_.all_gather(std::vector<double>(at(pcp), own));
+  const double slices_alike = double(shard_.plan.slices()) / pcp;
+  path.collective(
+      {"pcp_gather_decodes", Part::all_reduce, gather, traffic_, ranks_alike_ * slices_alike});
 }
 
 void RankExchanges::exchange_stripes(const Mixer& mixer) {

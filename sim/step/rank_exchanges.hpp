@@ -30,6 +30,8 @@ class RankExchanges {
   void join_norms(CriticalPath&, const Mixer&) const;
   /// With PCP, before attention: keys and values of the tokens that other groups of the rank have.
   void gather_keys(CriticalPath&, const Mixer&);
+  /// With PCP, behind experts: tokens that decode, which every group has.
+  void gather_decodes(CriticalPath&) const;
   /// With DCP, before and behind a layer's attention.
   void gather_queries(CriticalPath&, const Mixer&);
   void merge_outputs(CriticalPath&, const Mixer&);
@@ -49,7 +51,7 @@ class RankExchanges {
   // What all ranks move together, in multiples of what the largest does.
   double ranks_alike_ = 1;
   CollectiveCost reduced_, gathered_, squares_, keys_;
-  double most_tokens_ = 0;
+  TokensOfGpu most_;                // of the rank with most
   const Mixer* keyed_ = nullptr;    // whose keys and values are keys_
   const Mixer* striped_ = nullptr;  // whose exchange is stripes_: layers with one mixer are alike
   StripeExchange stripes_;

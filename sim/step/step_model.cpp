@@ -748,6 +748,7 @@ void StepModel::add_up(const StepBatch& batch, Pass pass, StepCost& result,
       path.add(costs.after_combine);
       if (!spec_.overlap.shared_expert) path.add(costs.shared_experts);
       exchanges.rejoin(path);
+      exchanges.gather_decodes(path);
     } else {
       path.add(costs.after_combine);
       exchanges.all_reduce(path);

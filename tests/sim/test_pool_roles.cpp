@@ -122,7 +122,7 @@ TEST_CASE("a group drains, changes pools, and no request is lost or sent to it m
     // Numbers of decode groups follow those of the four that may prefill.
     decoded.insert(r.instance - 4);
     if (r.instance - 4 == group)
-      CHECK(to_seconds(r.first_token - Time{}).count() + r.prefill->kv_exposed.count() >= serves);
+      CHECK(to_seconds(r.first_token - Time{} + r.prefill->kv_exposed).count() >= serves);
   }
   CHECK(decoded == std::set<int>{group, 2, 3});
   CHECK(document["pools"]["kv_transfer"]["transfers"] == 120);

@@ -208,7 +208,7 @@ TEST_CASE("where nothing prefills apart there are no other layouts of it") {
         std::vector{together});
 }
 
-TEST_CASE("all layouts are the usual ones, and DCP, slices of experts, GPUs for experts alone") {
+TEST_CASE("all layouts are the usual ones, and PCP, DCP, slices, GPUs for experts alone") {
   ClusterSpec node = one_domain();
   node.nodes = 1;
   node.scale_up_domain = 8;
@@ -224,11 +224,17 @@ TEST_CASE("all layouts are the usual ones, and DCP, slices of experts, GPUs for 
         std::pair{"qwen3_235b_a22b", Words{"8 2"}}}) {
     const std::vector<PlannedDeployment> usual = looked_at(name, Layouts::usual);
     std::vector<PlannedDeployment> all = looked_at(name, Layouts::all);
-    Words striped, sliced, apart;
+    Words striped, sliced, apart, divided;
     std::erase_if(all, [&](const PlannedDeployment& planned) {
       const ParallelPlan& plan = planned.decode.parallel;
       const int dp = plan.dp, tp = plan.tp, ep = plan.ep;
       const bool between = ep > 1 && ep < dp * tp;
+      if (plan.pcp > 1) {
+        CHECK(plan.pcp == tp);
+        CHECK_FALSE(planned.plain());
+        divided.insert(fmt::format("{} {} {}", dp, tp, ep));
+        return true;
+      }
       if (plan.dcp == 1 && !plan.afd() && !between) return false;
       if (plan.dcp > 1) {
         striped.insert(fmt::format("{} {}", tp, plan.dcp));
@@ -249,6 +255,10 @@ TEST_CASE("all layouts are the usual ones, and DCP, slices of experts, GPUs for 
     });
     CHECK(all == usual);
     CHECK(striped == stripes);
+    // "dp tp ep": of usual groups of 2, 4 and 8 with ranks of several GPUs.
+    CHECK(divided.contains("1 8 8"));
+    CHECK(divided.contains("4 2 8"));
+    CHECK_FALSE(divided.contains("8 1 8"));
     // "dp tp ep" of groups of 4 and 8; two GPUs have nothing between 1 and 2. Pipelines of two
     // stages have those of groups of 4.
     CHECK(sliced == Words{"1 4 2", "2 2 2", "4 1 2", "1 8 2", "1 8 4", "2 4 2", "2 4 4", "4 2 2",

@@ -233,6 +233,18 @@ std::vector<ParallelPlan> apart(int gpus, const MoeModel& model, int domain) {
   return plans;
 }
 
+// Each with a GPU of a rank at tokens of its own (PCP).
+std::vector<ParallelPlan> shared(const std::vector<ParallelPlan>& plans, const MoeModel& model) {
+  std::vector<ParallelPlan> all;
+  if (!divides_prompts(model)) return all;
+  for (ParallelPlan plan : plans) {
+    if (plan.tp == 1 || plan.pp > 1) continue;
+    plan.pcp = plan.tp;
+    all.push_back(plan);
+  }
+  return all;
+}
+
 // Ways to try for a group: DeepEP where tokens travel. With AFD gathered tokens have no way back:
 // both phases go by the all-to-all.
 std::vector<Travel> travels(const PlannedGroup& group) {
@@ -252,7 +264,8 @@ std::vector<PlannedDeployment> shapes(const PlannedDeployment& like, const MoeMo
     if (group % domain != 0 && domain % group != 0) continue;
     std::vector<ParallelPlan> plans = layouts(group, model, domain);
     if (which == Layouts::all) {
-      for (auto& more : {striped(plans, model), sliced(plans, model), apart(group, model, domain)})
+      for (auto& more : {striped(plans, model), sliced(plans, model), shared(plans, model),
+                         apart(group, model, domain)})
         plans.insert(plans.end(), more.begin(), more.end());
     }
     for (const ParallelPlan& plan : plans) {
@@ -429,10 +442,7 @@ std::vector<PlannedDeployment> with_prefill_layouts(const PlannedDeployment& pla
     PlannedGroup group = prefill;
     group.parallel = plan;
     std::vector<ParallelPlan> cuts{plan};
-    if (which == Layouts::all && plan.tp > 1 && plan.pp == 1) {
-      cuts.push_back(plan);
-      cuts.back().pcp = plan.tp;
-    }
+    if (which == Layouts::all) std::ranges::move(shared({plan}, model), std::back_inserter(cuts));
     for (const ParallelPlan& cut : cuts) {
       group.parallel = cut;
       for (const Travel travel : travels(group)) {
@@ -491,8 +501,8 @@ std::string group_text(const PlannedGroup& group) {
 
 bool PlannedDeployment::plain() const {
   const ParallelPlan& plan = decode.parallel;
-  return !apart() && plan.dp == 1 && plan.pp == 1 && plan.dcp == 1 && !plan.afd() &&
-         (plan.ep == 1 || plan.ep == plan.tp);
+  return !apart() && plan.dp == 1 && plan.pp == 1 && plan.dcp == 1 && plan.pcp == 1 &&
+         !plan.afd() && (plan.ep == 1 || plan.ep == plan.tp);
 }
 
 std::string PlannedDeployment::shape() const {

@@ -44,7 +44,7 @@ Json base_deployment(const PlanQuestion&, const MoeModel&, const std::optional<S
 ///   many;
 /// - each with experts cut over some of the GPUs;
 /// - a quarter, half or three quarters of a group's GPUs for experts alone (AFD);
-/// - what prefills apart with each GPU of a rank at tokens of its own (PCP);
+/// - each with every GPU of a rank at tokens of a prompt of its own (PCP);
 /// - experts and their exchange in one kernel (MegaMoE), where that was measured.
 enum class Layouts { usual, all };
 

@@ -780,7 +780,7 @@ void add_answer(CLI::App& command, PlanOptions& options) {
   command
       .add_option(
           "--layouts", options.layouts,
-          "usual, or all: also DCP, experts cut over some GPUs, GPUs for experts alone (AFD)")
+          "usual, or all: also PCP, DCP, MegaMoE, experts cut over some GPUs, GPUs for experts alone (AFD)")
       ->check(CLI::IsMember({"usual", "all"}))
       ->capture_default_str();
   command
