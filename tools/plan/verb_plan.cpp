@@ -778,9 +778,9 @@ void add_answer(CLI::App& command, PlanOptions& options) {
   command.add_option("--seed", question.seed, "seed of arrivals and synthetic routing")
       ->capture_default_str();
   command
-      .add_option(
-          "--layouts", options.layouts,
-          "usual, or all: also PCP, DCP, MegaMoE, experts cut over some GPUs, GPUs for experts alone (AFD)")
+      .add_option("--layouts", options.layouts,
+                  "usual, or all: also PCP, DCP, MegaMoE, experts cut over some GPUs, GPUs for "
+                  "experts alone (AFD)")
       ->check(CLI::IsMember({"usual", "all"}))
       ->capture_default_str();
   command
