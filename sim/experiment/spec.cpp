@@ -606,6 +606,9 @@ void read_decode_cut(ConfigReader& reader, PoolSpec& spec) {
   const ConfigNode whole(Json("linear"), node.file());
   read_placement(cut.parallel.ep == 1 ? whole : reader.child("placement"), cut);
   refuse_combinations(reader, cut);
+  if (std::string warning = expert_slice_warning(cut.model, cut.parallel, cut.precision);
+      !warning.empty())
+    spec.remarks.push_back("of decode steps: " + warning);
   spec.decode_cut = std::make_shared<const PoolSpec>(std::move(cut));
 }
 

@@ -68,6 +68,22 @@ TEST_CASE("every GPU gets the keys and values that the other groups have compute
   CHECK_THAT(bytes(4, 2), WithinRel(32 * of_token / 2 * 4, 1e-9));
 }
 
+// 8.06 GB of latent keys of a prompt of 131,072 tokens over 8 GPUs, in 61 layers of 132 MB.
+TEST_CASE("the bytes that each GPU gets are those of the published form: (1 - 1/c) T e") {
+  const Json json = Json::parse(R"({"engine": {"name": "none"}, "cluster": "h200x16",
+    "model": "deepseek_v3", "max_model_len": 200000,
+    "workload": {"arrivals": {"type": "closed_loop", "concurrency": 1}, "requests": 1,
+                 "lengths": {"type": "fixed", "prompt": 131072, "output": 2},
+                 "gating": {"type": "uniform", "requests": 4}},
+    "scheduling": {"type": "chunked_prefill", "max_num_batched_tokens": 131072,
+                   "max_num_seqs": 4},
+    "parallel": {"tp": 8, "pcp": 8},
+    "token_routing": {"prefill": "even", "decode": "even"},
+    "dispatch": {"prefill": "all_to_all", "decode": "all_to_all"}})");
+  const ExplainedStep step = estimate_step(test::load(json).decode(), prefill_step(131'072));
+  CHECK_THAT(step.cost.all_reduce.nvlink.value() / 8, WithinRel(8.06e9, 0.01));
+}
+
 TEST_CASE("groups cut weights among their own GPUs, and need no sums of other groups") {
   const ExplainedStep alone = prefill_of(plan(4, 4), 64);
   CHECK(find(alone, "tp_all_reduce") == nullptr);

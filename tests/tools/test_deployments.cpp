@@ -184,6 +184,17 @@ TEST_CASE("all layouts of what prefills are the usual ones, and each with PCP ov
   CHECK(all == of(Layouts::usual));
 }
 
+TEST_CASE("a pool that only decodes has no prompts to share") {
+  BoundedShape divided = shape(4, 1, 200, 200);
+  divided.shape.decode.parallel = {.dp = 2, .tp = 2, .ep = 4, .pcp = 2};
+  const std::vector<PlannedDeployment> all =
+      pools({divided, shape(4, 1, 100, 50)}, some_model(), one_domain());
+  REQUIRE_FALSE(all.empty());
+  for (const PlannedDeployment& each : all) CHECK(each.decode.parallel.pcp == 1);
+  CHECK(std::ranges::any_of(
+      all, [](const PlannedDeployment& each) { return each.prefill->parallel.pcp == 2; }));
+}
+
 TEST_CASE("experts and their exchange in one kernel, where whole experts are over all GPUs") {
   const PlannedDeployment together = shape(4, 1, 100, 50).shape;
   const std::vector<PlannedDeployment> fused = with_one_kernel(together);

@@ -350,10 +350,13 @@ std::vector<PlannedDeployment> pools(const std::vector<BoundedShape>& bounded,
                                      const MoeModel& model, const ClusterSpec& cluster) {
   constexpr std::size_t decoders_looked_at = 3;
   const int gpus = cluster.gpus();
-  std::vector<BoundedShape> parts;
+  std::vector<BoundedShape> parts, decoding;
   for (const BoundedShape& shape : bounded) {
     const bool half = 2 * plan_of(shape).gpus() <= gpus;
-    if (half && shape.bound.goodput > 0) parts.push_back(shape);
+    if (!half || shape.bound.goodput <= 0) continue;
+    parts.push_back(shape);
+    // A pool that only decodes has no prompts for PCP to divide.
+    if (plan_of(shape).pcp == 1) decoding.push_back(shape);
   }
   std::vector<PlannedDeployment> all;
   // Layouts that differ in size only are one and the same when widened.
@@ -361,7 +364,7 @@ std::vector<PlannedDeployment> pools(const std::vector<BoundedShape>& bounded,
     if (std::ranges::find(all, planned) == all.end()) all.push_back(planned);
   };
   for (const BoundedShape& p : best_prefillers(parts)) {
-    for (const BoundedShape& d : best_per_gpu(parts, &TuneBound::decode, decoders_looked_at)) {
+    for (const BoundedShape& d : best_per_gpu(decoding, &TuneBound::decode, decoders_looked_at)) {
       const int of_p = plan_of(p).gpus(), of_d = plan_of(d).gpus();
       // Bounds are of the whole cluster: shares that let both have as many requests.
       const double share = d.bound.decode / (p.bound.prefill + d.bound.decode);
