@@ -130,6 +130,12 @@ StepModel step_model(const Deployment& e) {
                    std::move(memories));
 }
 
+StepInput step_input(const Deployment& e, StepKind rule, const StepBatch& batch,
+                     const RowSource& rows, std::optional<LayerRange> layers) {
+  const Deployment& of = e.of_steps(rule);
+  return {batch, of.rules.of(rule), of.placement, rows, layers};
+}
+
 StepModels::StepModels(const Deployment& e) : all_(step_model(e)) {
   if (e.in_decode) decode_.emplace(step_model(*e.in_decode));
 }

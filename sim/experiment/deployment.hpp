@@ -36,7 +36,6 @@ struct Deployment : PoolSpec {
   const Deployment& of_steps(StepKind rule) const {
     return in_decode && rule == StepKind::decode ? *in_decode : *this;
   }
-  const PhaseRule& rule(StepKind kind) const { return of_steps(kind).rules.of(kind); }
 };
 
 /// What follows from a spec: where experts stand, which rules steps have over that placement, and
@@ -56,6 +55,10 @@ RowSource typical_rows(const Deployment&);
 
 /// The times of its steps, as a run starts; of decode steps by of_steps().
 StepModel step_model(const Deployment&);
+
+/// A step under a rule, for StepModels::of() that rule: experts where they stand as a run starts.
+StepInput step_input(const Deployment&, StepKind rule, const StepBatch&, const RowSource&,
+                     std::optional<LayerRange> layers = {});
 
 /// The times of all its steps.
 class StepModels {

@@ -41,13 +41,13 @@ ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
 
 void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec& decode) {
   const ClusterSpec& cluster = decode.cluster;
-  for (const PoolSpec* pool : {&prefill, &decode}) {
-    if (pool == &decode && pool->parallel.pcp > 1)
-      pools.child("decode").fail(
-          "PCP divides prompts, and this pool computes single tokens; leave \"pcp\" out of it");
-    if (pool->decode_cut)
-      pools.fail(
-          "steps of a pool are of one phase; give each pool its own \"ep\", not \"decode_ep\"");
+  if (decode.parallel.pcp > 1) {
+    pools.child("decode").fail(
+        "PCP divides prompts, and this pool computes single tokens; leave out \"pcp\"");
+  }
+  if (prefill.decode_cut || decode.decode_cut) {
+    pools.fail(
+        "steps of a pool are of one phase; give each pool its own \"ep\", not \"decode_ep\"");
   }
   const int p = gpus_of(prefill), d = gpus_of(decode);
   if (p + d > cluster.gpus()) {

@@ -30,7 +30,7 @@ std::span<const Key> role_change_keys() {
       {"grace_intervals", form::integer(0, 1e6), "3",
        "intervals in which a pool that got a group gives none (Dynamo)"},
       {"least_groups", form::integer(1, 1 << 16), "1", "EP groups that stay in each pool"},
-      {"switch_time", form::time, "0 s", "from a drained group to its first new request"},
+      {"switch_time", form::time, "0 s", "from the end of a drain until the group takes requests"},
       {"reload_bandwidth", form::bytes_per_second, unset("weights stay"),
        "of a GPU that loads its weights anew; required where layouts differ"}};
   return keys;

@@ -1119,7 +1119,7 @@ const std::vector<Field<RoleChangeStats>>& fields_of(const RoleChangeStats*) {
           .add("to", &S::to, "the pool that got the group")
           .add("at_s", &S::at_s, "when the group took no more requests", "s")
           .add_if_any("drain_s", &S::drain_s, "until its requests had finished", "s", less)
-          .add_if_any("switch_s", &S::switch_s, "from then to its first new request", "s", less);
+          .add_if_any("switch_s", &S::switch_s, "from then until it took requests", "s", less);
   return rows;
 }
 
@@ -1128,8 +1128,10 @@ const std::vector<Field<PoolRolesStats>>& fields_of(const PoolRolesStats*) {
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add("changes", &S::changes, "groups that were asked to change pools")
-          .add_if_any("mean_drain_s", &S::mean_drain_s, "of those that drained", "s", less)
-          .add_if_any("mean_switch_s", &S::mean_switch_s, "of those that changed", "s", less)
+          .add_if_any("mean_drain_s", &S::mean_drain_s, "mean drain, of groups that drained", "s",
+                      less)
+          .add_if_any("mean_switch_s", &S::mean_switch_s, "mean switch, of groups that changed",
+                      "s", less)
           .add("mean_prefill_groups", &S::mean_prefill_groups,
                "groups that took requests to prefill, over the run's time")
           .add("mean_decode_groups", &S::mean_decode_groups, "the same to decode")

@@ -532,8 +532,9 @@ void Instance::price_step(Time now) {
     take_two_terms();
   } else {
     const auto step = [&](StepKind rule) -> StepInput {
-      const Deployment& of = deployment_.of_steps(rule);
-      if (&of != &deployment_) return {batch_, of.rules.of(rule), of.placement, rows_};
+      // Experts of another cut do not move.
+      if (&deployment_.of_steps(rule) != &deployment_)
+        return step_input(deployment_, rule, batch_, rows_);
       return {batch_, layout_.rules().of(rule), layout_.placement(), rows_};
     };
     models_.of(summary_.rule).price(step(summary_.rule), cost_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/serving/role_changes.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace moesim {

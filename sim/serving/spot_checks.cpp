@@ -68,8 +68,7 @@ Seconds SpotChecks::price(StepKind rule, const StepBatch& batch,
       rows_.append(rows_.bind(), {phase, rank, work.new_tokens, first}, routed.rows, coverage);
     }
   }
-  const ExpertPlacement& placement = deployment_.of_steps(rule).placement;
-  models_.of(rule).price({routed, deployment_.rule(rule), placement, rows_}, cost_);
+  models_.of(rule).price(step_input(deployment_, rule, routed, rows_), cost_);
   return cost_.total;
 }
 

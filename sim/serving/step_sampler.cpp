@@ -110,8 +110,7 @@ const StepSample& StepSampler::price(const Key& key, std::int32_t prompt_tokens,
     batch.rows.push_back(rows_.dummy(r));
   }
   samples_.push_back(std::make_unique<StepSample>(models_.of(key.rule).sample(
-      {batch, deployment_.rule(key.rule), deployment_.of_steps(key.rule).placement, rows_,
-       next_layers(key.tokens())})));
+      step_input(deployment_, key.rule, batch, rows_, next_layers(key.tokens())))));
   samples_.back()->number = samples_.size() - 1;
   return *samples_.back();
 }

@@ -13,7 +13,7 @@ Seconds prompt_step(const Deployment& e, StepModel& model, RowSource& rows, std:
     add_sequence(batch, rows, rows.bind(), Phase::prefill, {tokens, 0}, 0);
   }
   StepCost cost;
-  model.price({batch, e.rules.of(StepKind::prefill), e.placement, rows}, cost);
+  model.price(step_input(e, StepKind::prefill, batch, rows), cost);
   return cost.total;
 }
 
@@ -30,7 +30,6 @@ StepPrice price_steps(const Deployment& e) {
   RowSource rows = typical_rows(e);
   StepModels models(e);
   StepModel& model = models.of(StepKind::prefill);
-  const Deployment& decoding = e.of_steps(StepKind::decode);
   StepCost cost;
   const auto seconds = [&](std::int32_t sequences, std::int32_t context) {
     StepBatch batch;
@@ -42,8 +41,7 @@ StepPrice price_steps(const Deployment& e) {
         add_sequence(batch, rows, binding, Phase::decode, {1, context}, place);
       }
     }
-    models.of(StepKind::decode)
-        .price({batch, e.rule(StepKind::decode), decoding.placement, rows}, cost);
+    models.of(StepKind::decode).price(step_input(e, StepKind::decode, batch, rows), cost);
     return cost.total.count();
   };
   StepPrice price;

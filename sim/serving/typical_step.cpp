@@ -63,12 +63,10 @@ ExplainedStep explain_by(const Deployment& deployment, const StepContent& conten
   step.summary.kind = content.kind();
   step.summary.rule = rule_kind(deployment.mixed, step.summary.kind, step.summary.prefill_tokens);
   StepModel& model = models.of(step.summary.rule);
-  const PhaseRule& rule = deployment.rule(step.summary.rule);
-  const ExpertPlacement& placement = deployment.of_steps(step.summary.rule).placement;
   for (int sample = 0; sample < samples; ++sample) {
     const StepBatch batch = typical_batch(deployment, content, rows);
     StepCost cost;
-    model.price({batch, rule, placement, rows, layers}, cost,
+    model.price(step_input(deployment, step.summary.rule, batch, rows, layers), cost,
                 sample == 0 ? &step.operations : nullptr);
     step.totals.push_back(cost.total);
     if (sample == 0) step.cost = std::move(cost);

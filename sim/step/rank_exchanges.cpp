@@ -47,31 +47,32 @@ void RankExchanges::join_norms(CriticalPath& path, const Mixer& mixer) const {
   path.collective({"qk_norm_all_reduce", Part::all_reduce, squares_, traffic_, ranks_alike_});
 }
 
-// Every GPU sends what it has computed of its own heads to the GPU of the same slice in each other
-// group [vLLM, SGLang].
+// Between the GPUs of the same slice in each group of a rank.
+CollectiveCost RankExchanges::gather_of_groups(double bytes_of_each) const {
+  return fabric_.all_gather(std::vector<double>(at(shard_.plan.pcp), bytes_of_each));
+}
+
+void RankExchanges::pass_groups(CriticalPath& path, std::string_view name,
+                                const CollectiveCost& cost) const {
+  const double slices_alike = double(shard_.plan.slices()) / shard_.plan.pcp;
+  path.collective({name, Part::all_reduce, cost, traffic_, ranks_alike_ * slices_alike});
+}
+
+// What each GPU has computed of its own heads [vLLM, SGLang].
 void RankExchanges::gather_keys(CriticalPath& path, const Mixer& mixer) {
-  const int pcp = shard_.plan.pcp;
-  if (pcp == 1) return;
+  if (shard_.plan.pcp == 1 || most_.prompts == 0) return;
   if (&mixer != keyed_) {
     keyed_ = &mixer;
     const Kept kept = mixer.kept(of_slices(shard_.plan), shard_.precision);
-    const double own = most_.prompts * (kept.bytes + kept.index_bytes);
-    keys_ = fabric_.all_gather(std::vector<double>(at(pcp), own));
+    keys_ = gather_of_groups(most_.prompts * (kept.bytes + kept.index_bytes));
   }
-  if (keys_.time == Seconds{}) return;
-  const double slices_alike = double(shard_.plan.slices()) / pcp;
-  path.collective(
-      {"pcp_gather_kv", Part::all_reduce, keys_, traffic_, ranks_alike_ * slices_alike});
+  pass_groups(path, "pcp_gather_kv", keys_);
 }
 
 void RankExchanges::gather_decodes(CriticalPath& path) const {
-  const int pcp = shard_.plan.pcp;
-  if (pcp == 1 || most_.decodes == 0) return;
-  const double own = 2.0 * most_.decodes * shard_.model.hidden / pcp;
-  const CollectiveCost gather = fabric_.all_gather(std::vector<double>(at(pcp), own));
-  const double slices_alike = double(shard_.plan.slices()) / pcp;
-  path.collective(
-      {"pcp_gather_decodes", Part::all_reduce, gather, traffic_, ranks_alike_ * slices_alike});
+  if (shard_.plan.pcp == 1 || most_.decodes == 0) return;
+  const double own = 2.0 * most_.decodes * shard_.model.hidden / shard_.plan.pcp;
+  pass_groups(path, "pcp_gather_decodes", gather_of_groups(own));
 }
 
 void RankExchanges::exchange_stripes(const Mixer& mixer) {

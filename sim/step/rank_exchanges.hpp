@@ -40,6 +40,8 @@ class RankExchanges {
   void gather_logits(CriticalPath&, const StepBatch&) const;
 
  private:
+  CollectiveCost gather_of_groups(double bytes_of_each) const;
+  void pass_groups(CriticalPath&, std::string_view name, const CollectiveCost&) const;
   void exchange_stripes(const Mixer&);
   void pass(CriticalPath&, std::string_view name, const CollectiveCost&,
             double RankPrices::CacheReads::*of) const;
