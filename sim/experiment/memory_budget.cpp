@@ -71,14 +71,14 @@ double step_slots(const Deployment& e) {
   return most;
 }
 
-// What an MTP module adds beside routed experts: a layer like the last one, and the projection of
-// two hidden states to one.
-Bytes module_bytes(const ServedModel& e) {
-  MoeModel larger = e.model;
+// What an MTP module of a model adds beside routed experts: a layer like the last one, and the
+// projection of two hidden states to one.
+Bytes module_bytes(const ServedModel& e, const MoeModel& model) {
+  MoeModel larger = model;
   larger.layers.push_back(larger.layers.back());
-  const double projection = 2.0 * e.model.hidden * e.model.hidden / e.parallel.tp;
+  const double projection = 2.0 * model.hidden * model.hidden / e.parallel.tp;
   return non_expert_bytes(larger, e.parallel, e.precision) -
-         non_expert_bytes(e.model, e.parallel, e.precision) +
+         non_expert_bytes(model, e.parallel, e.precision) +
          Bytes(projection * bytes_per_element(e.precision.attention));
 }
 
@@ -121,10 +121,14 @@ MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
     memory.buffers = Bytes(2 * buffer_rows(e) * row);
     if (e.in_decode) add_decode_cut(e, layers, memory);
   }
+  // With AFD a shared expert that is a slot stands with the routed ones.
+  if (role == GpuRole::ffn && e.shared_expert.is_slot()) memory.weights = expert * layers;
   if (role != GpuRole::ffn) {
     const double rank_tokens = e.scheduler->max_num_batched_tokens();
-    memory.weights = non_expert_bytes(e.model, e.parallel, e.precision);
-    if (e.speculation.has_module()) memory.weights += module_bytes(e);
+    const MoeModel model =
+        role == GpuRole::attention ? beside_slots(e.model, e.shared_expert) : e.model;
+    memory.weights = non_expert_bytes(model, e.parallel, e.precision);
+    if (e.speculation.has_module()) memory.weights += module_bytes(e, model);
     if (role == GpuRole::attention) memory.buffers = Bytes(2 * rows_sent(e) * row);
     memory.buffers += Bytes(4 * rank_tokens * e.model.hidden * 2);
     memory.buffers += Bytes(4.0 * e.scheduler->max_num_seqs() * (1 + e.speculation.tokens) *

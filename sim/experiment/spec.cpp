@@ -446,6 +446,7 @@ void check_afd(ConfigReader& reader, const PoolSpec& e) {
 }
 
 // A shared expert that is one more slot of a rank is like an expert, and every rank has it whole.
+// With AFD any attention rank can send to such a slot.
 void check_shared_slot(const ConfigNode& node, const PoolSpec& e) {
   const MoeModel& model = e.model;
   const auto refuse = [&](bool present, std::string_view why) {
@@ -456,8 +457,11 @@ void check_shared_slot(const ConfigNode& node, const PoolSpec& e) {
   refuse(model.shared_width != model.expert_width || model.expert_input() != model.hidden,
          fmt::format("if it is {} wide and they are {}", model.shared_width, model.expert_width));
   refuse(e.precision.ffn != e.precision.experts, "in another precision");
-  refuse(e.parallel.tp > 1 || e.parallel.ep != e.parallel.dp || e.parallel.afd(),
-         "unless tp is 1, ep is dp and there are no \"ffn_gpus\"");
+  if (e.parallel.afd()) {
+    refuse(e.parallel.moe_tp() > 1, "unless ep is as large as \"ffn_gpus\"");
+  } else {
+    refuse(e.parallel.tp > 1 || e.parallel.ep != e.parallel.dp, "unless tp is 1 and ep is dp");
+  }
   refuse(e.overlap.shared_expert, "with overlap \"shared_expert\"");
   refuse(e.capacity->limits(), "with a capacity rule");
   refuse(e.expert_memory.has_value(), "with experts below HBM");

@@ -15,10 +15,9 @@ namespace {
 // A token's own rank counts for 11, others for 10.
 constexpr std::int64_t preference = 11, usual = 10;
 
-// The rank of the least load, if a lighter one pays.
-std::int32_t lightest(std::int32_t own, std::span<const std::int32_t> visited,
-                      std::span<const std::int32_t> load) {
-  std::int32_t best = own;
+// The rank of the least load, if a lighter one than the first pays.
+std::int32_t lightest(std::span<const std::int32_t> visited, std::span<const std::int32_t> load) {
+  std::int32_t best = visited.front();
   for (const std::int32_t rank : visited) {
     if (load[at(rank)] * preference < load[at(best)] * usual) best = rank;
   }
@@ -57,7 +56,9 @@ MoeModel beside_slots(MoeModel model, const SharedExpert& shared) {
 // where none is above H, and with a static EPLB each rank goes by its own counts alone.
 void waterfill(const SharedExpert& policy, const RoutingProblem& problem,
                const LayerPlacement& placement, std::span<const std::int32_t> slots,
-               std::span<const std::int32_t> load, std::vector<std::int32_t>& rank_of_token) {
+               std::span<const std::int32_t> load, std::vector<std::int32_t>& rank_of_token,
+               OwnRank own_rank) {
+  const bool stays = own_rank == OwnRank::has_experts;
   const std::span<const std::int32_t> source = problem.rows.source_rank;
   rank_of_token.assign(source.begin(), source.end());
   if (source.empty()) return;
@@ -68,34 +69,49 @@ void waterfill(const SharedExpert& policy, const RoutingProblem& problem,
   for (const std::int32_t of_rank : load)
     weight.push_back(std::max<std::int64_t>(line - of_rank, 0));
   const std::size_t k = slots.size() / source.size();
+  if (!stays) first_choices(placement, slots, source.size(), rank_of_token);
   Rng rng = layer_step_stream(0, problem, "shared_expert/waterfill");
   std::vector<std::int32_t> visited;
   for (std::size_t first = 0, end = 0; first < source.size(); first = end) {
     const std::int32_t own = source[first];
     while (end < source.size() && source[end] == own) ++end;
-    if (std::ssize(source.subspan(first, end - first)) < policy.min_tokens) continue;
+    if (stays && std::ssize(source.subspan(first, end - first)) < policy.min_tokens) continue;
+    const auto weight_of = [&](std::int32_t rank) {
+      return (stays && rank == own ? preference : usual) * weight[at(rank)];
+    };
     for (std::size_t token = first; token < end; ++token) {
-      visited.assign(1, own);
-      std::int64_t sum = preference * weight[at(own)];
+      visited.assign(1, rank_of_token[token]);
+      std::int64_t sum = weight_of(visited.front());
       for (const std::int32_t slot : slots.subspan(token * k, k)) {
         if (slot < 0) continue;
         const std::int32_t rank = placement.gpu_of_slot(slot);
         if (std::ranges::find(visited, rank) != visited.end()) continue;
         visited.push_back(rank);
-        sum += usual * weight[at(rank)];
+        sum += weight_of(rank);
       }
       if (sum == 0) {
-        rank_of_token[token] = lightest(own, visited, load);
+        rank_of_token[token] = lightest(visited, load);
         continue;
       }
       auto left = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(sum)));
       for (const std::int32_t rank : visited) {
-        left -= (rank == own ? preference : usual) * weight[at(rank)];
+        left -= weight_of(rank);
         if (left >= 0) continue;
         rank_of_token[token] = rank;
         break;
       }
     }
+  }
+}
+
+void first_choices(const LayerPlacement& placement, std::span<const std::int32_t> slots,
+                   std::size_t tokens, std::vector<std::int32_t>& rank_of_token) {
+  rank_of_token.assign(tokens, 0);
+  const std::size_t k = tokens > 0 ? slots.size() / tokens : 0;
+  for (std::size_t token = 0; token < tokens; ++token) {
+    const std::span<const std::int32_t> of_token = slots.subspan(token * k, k);
+    const auto runs = std::ranges::find_if(of_token, [](std::int32_t slot) { return slot >= 0; });
+    if (runs != of_token.end()) rank_of_token[token] = placement.gpu_of_slot(*runs);
   }
 }
 

@@ -14,11 +14,13 @@
 
 namespace moesim {
 
-/// Which rank computes the shared expert of a token. All ranks hold its weights.
+/// Which rank computes the shared expert of a token. All ranks hold its weights. With AFD `local`
+/// stands on attention's GPUs, and the others on the experts' GPUs, where tokens have no own rank.
 struct SharedExpert {
   enum class Type {
     local,     ///< the token's own, in a GEMM of its own
-    fused,     ///< the token's own, as one more slot of the routed experts (sglang#20089)
+    fused,     ///< the token's own, as one more slot of the routed experts (sglang#20089); with
+               ///< AFD that of its first choice
     waterfill  ///< one that the token visits anyway, as one more slot, by draw (sglang#19290)
   };
   Type type = Type::local;
@@ -37,13 +39,20 @@ std::span<const Key> shared_expert_keys();
 /// The model less a shared expert that is a slot: what ranks compute beside routed experts.
 MoeModel beside_slots(MoeModel, const SharedExpert&);
 
+/// Whether the own rank of a token holds experts: not so with AFD.
+enum class OwnRank { has_experts, has_none };
+
 /// The rank of every token's shared expert under waterfill, [tokens]: drawn among the ranks that
 /// the token visits and its own, which `problem.rows` names. `slots` are those of its selections,
 /// [tokens, k], -1 for those that do not run; `load` is the routed selections of every rank. Where
 /// no such rank is below the water line, it is the token's own, unless it has more than 1.1 times
-/// the load of another one.
+/// the load of another one. With AFD it is one that the token visits, in any case.
 void waterfill(const SharedExpert&, const RoutingProblem&, const LayerPlacement&,
                std::span<const std::int32_t> slots, std::span<const std::int32_t> load,
-               std::vector<std::int32_t>& rank_of_token);
+               std::vector<std::int32_t>& rank_of_token, OwnRank = OwnRank::has_experts);
+
+/// The rank of every token's first choice that runs, [tokens], from such slots; 0 where none does.
+void first_choices(const LayerPlacement&, std::span<const std::int32_t> slots, std::size_t tokens,
+                   std::vector<std::int32_t>& rank_of_token);
 
 }  // namespace moesim

@@ -168,9 +168,11 @@ CollectiveCost StepModel::bring(std::span<const StepCopy> copies,
   return cost;
 }
 
-// Every rank learns how many selections and tokens all ranks have, 8 bytes each (sglang#19290).
+// Every rank that sends learns how many selections and tokens all ranks have, 8 bytes each
+// (sglang#19290).
 Seconds StepModel::rank_load_gather() const {
-  return fabric_.all_reduce(spec_.plan.ep, Bytes(16.0 * spec_.plan.ep)).time;
+  const int senders = spec_.plan.afd() ? spec_.plan.attention_gpus() : spec_.plan.ep;
+  return fabric_.all_reduce(senders, Bytes(16.0 * spec_.plan.ep)).time;
 }
 
 // The tokens of one MoE layer after the gate. It refers to the worker's memory.
@@ -216,7 +218,7 @@ StepModel::LayerRouting StepModel::route(int moe_layer, const StepInput& input, 
   const bool replicated = standing.slots() > standing.experts() || rule.router->step_slots() > 0;
   outcome.routing = spec_.charges.routing(rule.router_name, outcome.active_experts, replicated);
   const bool by_selection = rule.router->needs_token_rows() || limited ||
-                            !routed.copies().empty() || spec_.shared_expert.draws();
+                            !routed.copies().empty() || shared_experts_travel();
   std::span<const std::int32_t> slots;
   if ((by_selection || spec_.counts_locality) && s.rows.has_ids())
     slots = routed.slot_of_selection(*rule.router, problem);
@@ -234,14 +236,23 @@ void StepModel::place_shared(const LayerRouting& routing, Worker& worker,
                              LayerOutcome& outcome) const {
   const SharedExpert& shared = spec_.shared_expert;
   outcome.shared_tokens.assign(shared.is_slot() ? at(spec_.plan.ep) : 0, 0);
+  if (!shared.is_slot()) return;
+  const std::span<const std::int32_t> source = scratch_->rows.source_rank();
   if (shared.draws()) {
     waterfill(shared, routing.problem, routing.placement, routing.slots, outcome.load.tokens,
-              worker.shared_rank);
-    for (const std::int32_t rank : worker.shared_rank) ++outcome.shared_tokens[at(rank)];
+              worker.shared_rank, spec_.plan.afd() ? OwnRank::has_none : OwnRank::has_experts);
     outcome.routing += rank_load_gather();
-  } else if (shared.is_slot()) {
-    for (const std::int32_t rank : scratch_->rows.source_rank()) ++outcome.shared_tokens[at(rank)];
+  } else if (spec_.plan.afd()) {
+    first_choices(routing.placement, routing.slots, source.size(), worker.shared_rank);
+  } else {
+    worker.shared_rank.assign(source.begin(), source.end());
   }
+  for (const std::int32_t rank : worker.shared_rank) ++outcome.shared_tokens[at(rank)];
+}
+
+// Whether the shared expert of a token can be on another GPU than its own.
+bool StepModel::shared_experts_travel() const {
+  return spec_.shared_expert.draws() || (spec_.shared_expert.is_slot() && spec_.plan.afd());
 }
 
 // How a layer's tokens travel to their experts and back.
@@ -283,9 +294,10 @@ Exchange StepModel::exchange(const PhaseRule& rule, const LayerRouting& routing,
   }
   if (rule.dispatch->needs_selections()) {
     problem.selections = count(CopyRule::per_selection, worker.selections);
-    if (spec_.shared_expert.draws()) {
+    if (shared_experts_travel()) {
       for (std::size_t token = 0; token < routing.source_gpu.size(); ++token)
-        worker.selections.add(routing.source_gpu[token], worker.shared_rank[token], 1);
+        worker.selections.add(routing.source_gpu[token],
+                              plan.first_expert_gpu() + worker.shared_rank[token], 1);
     }
   }
   exchange = rule.dispatch->exchange(problem);

@@ -129,6 +129,7 @@ class StepModel {
   Exchange exchange(const PhaseRule&, const LayerRouting&, Worker&, std::int32_t active) const;
   void price_experts(const LayerRouting&, Worker&, LayerOutcome&) const;
   Seconds rank_load_gather() const;
+  bool shared_experts_travel() const;
   CollectiveCost bring(std::span<const StepCopy>, const LayerPlacement& standing) const;
   void sum_up(StepSample&) const;
 

@@ -474,6 +474,17 @@ const std::vector<Model>& models() {
        4096. * 152064,
        false,
        62 * 2 * 32 * 128 * bf16},
+      // Queries by way of 2,048 numbers, one key and one value for all heads.
+      {{"step3"},
+       61 * (7168. * 2048 + 2048. * 64 * 256 + 2. * 7168 * 256 + 64. * 256 * 7168 + norms(7168)) +
+           5 * gated(7168, 18432) + 56 * (gated(7168, 5120) + 7168 * 48) + 7168,
+       gated(7168, 5120),
+       56,
+       48,
+       3,
+       7168. * 128815,
+       false,
+       61 * 2 * 256 * bf16},
       {{"stepfun-ai--Step-3.7-Flash", "stepfun-ai--Step-3.7-Flash-FP8"},
        45 * (gqa(4096, 64, 8, 128) + norms(4096)) + 3 * gated(4096, 11264) +
            42 * (gated(4096, 1280) + 4096 * 288) + 4096,

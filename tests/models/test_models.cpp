@@ -113,7 +113,7 @@ struct Published {
 // active is the authors' choice and stands in the file as "active_counts"; gpt-oss and GLM-4.5
 // state their rule, for the others it is the one that fits their figure:
 //   both tables  Qwen3, Qwen3.5, Mixtral, Llama, OLMoE
-//   LM head      DeepSeek, Kimi, gpt-oss, MiniMax, Arctic
+//   LM head      DeepSeek, Kimi, gpt-oss, MiniMax, Arctic, Step-3
 //   neither      GLM, Qwen3-Next
 const std::vector<Published>& published() {
   static const std::vector<Published> table{
@@ -143,6 +143,7 @@ const std::vector<Published>& published() {
       {"deepseek_v3_2", 671e9, 37e9, 1e9, 0},
       {"deepseek_v4_flash", 284e9, 13e9, 1e9, 0},
       {"deepseek_v4_pro", 1573e9, 49e9, 1e9, 0},
+      {"step3", 316e9, 38e9, 1e9, 0},
   };
   return table;
 }
@@ -836,6 +837,7 @@ TEST_CASE("Step-3's queries pass one rank on the way to all heads") {
     "moe_num_experts": 48, "moe_top_k": 3, "moe_intermediate_size": 5120, "share_expert_dim": 5120,
     "intermediate_size": 18432, "moe_layers_enum":
     "4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37,38,39,40,41,42,43,44,45,46,47,48,49,50,51,52,53,54,55,56,57,58,59"}})"));
+  CHECK(model.layers == zoo("step3").layers);
   CHECK(parameters(model, 0) ==
         7168. * 2048 + 2048. * 64 * 256 + 7168. * 2 * 256 + 64. * 256 * 7168);
   CHECK_THAT(count_parameters(model).total, WithinRel(316e9, .005));

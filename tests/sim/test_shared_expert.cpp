@@ -89,6 +89,24 @@ TEST_CASE("where tokens visit every rank, all ranks come to the water line") {
   }
 }
 
+TEST_CASE("where own ranks hold no experts, tokens share a rank that they visit") {
+  // 15 selections and nine tokens: H = 6, and S = 6, 1, 0, 2. Rank 0 has most room, and no token
+  // visits it.
+  const Tokens load{0, 5, 6, 4}, source(9, 0);
+  const Tokens visits{1, 2, 3, 3, -1, 2, 1, 1, 2, 2, 3, 1, 1, 2, 2, 3, -1, -1};
+  const RoutingProblem problem{four, {}, 0, 0, {{}, source}};
+  Tokens ranks;
+  // Few tokens draw too: none can stay where it is.
+  waterfill({SharedExpert::Type::waterfill, 64}, problem, four, visits, load, ranks,
+            OwnRank::has_none);
+  for (std::size_t token = 0; token < 8; ++token) {
+    CAPTURE(token);
+    CHECK((ranks[token] == visits[2 * token] || ranks[token] == visits[2 * token + 1]));
+  }
+  first_choices(four, visits, source.size(), ranks);
+  CHECK(ranks == Tokens{1, 3, 2, 1, 2, 3, 1, 2, 0});
+}
+
 Experiment experiment(const Json& patch) {
   const auto file = source_dir() / "configs/study_prefill.json";
   Json json = ConfigNode::from_file(file).json()["base"];
@@ -162,6 +180,40 @@ TEST_CASE("with a message for each expert a shared one that moves is one more") 
   CHECK(moved > all / 2);
 }
 
+TEST_CASE("with AFD a shared expert that is a slot is computed and held by the experts' GPUs") {
+  const auto apart = [](const Json& shared) {
+    return experiment({{"shared_expert", shared},
+                       {"parallel", {{"dp", 8}, {"ep", 8}, {"ffn_gpus", 8}}},
+                       {"placement", "linear"}});
+  };
+  const Experiment local = apart("local");
+  const StepCost on_attention = explain_step(local, decode_step(64, 512)).cost;
+  const double bytes = 3.0 * 7168 * 2048;  // of one layer's, in fp8
+  for (const char* type : {"fused", "waterfill"}) {
+    CAPTURE(type);
+    const Experiment e = apart(type);
+    const StepCost cost = explain_step(e, decode_step(64, 512)).cost;
+    CHECK(seconds_of(cost, Part::shared_experts) == 0);
+    for (std::size_t l = 0; l < cost.layers.size(); ++l) {
+      const Tokens& shared = cost.layers[l].shared_tokens;
+      REQUIRE(shared.size() == 8);
+      REQUIRE(std::accumulate(shared.begin(), shared.end(), 0) == 8 * 64);
+      REQUIRE(cost.layers[l].useful_rows == on_attention.layers[l].useful_rows + 8 * 64);
+    }
+    // A token visits that GPU anyway.
+    CHECK(cost.dispatch.network.value() == on_attention.dispatch.network.value());
+    CHECK(cost.afd->busy_of(AfdStage::attention) < on_attention.afd->busy_of(AfdStage::attention));
+    CHECK(cost.afd->busy_of(AfdStage::ffn) > on_attention.afd->busy_of(AfdStage::ffn));
+    const auto free = [](const MemoryBudget& memory) { return memory.kv.value(); };
+    const double scales = 1.001;  // of blocks of 128 x 128 numbers
+    const double moved = free(e.decode().memory) - free(local.decode().memory);
+    CHECK(moved >= 58 * bytes);
+    CHECK(moved <= 58 * bytes * scales);
+    CHECK_THAT(free(*local.decode().ffn_memory) - free(*e.decode().ffn_memory),
+               WithinRel(moved, 1e-6));
+  }
+}
+
 TEST_CASE("decode steps of few tokens keep their shared experts") {
   const auto decode = [](const Json& shared) {
     return explain_step(experiment({{"shared_expert", shared}}), decode_step(63, 512)).cost;
@@ -229,6 +281,8 @@ TEST_CASE("a shared expert that cannot be a slot is refused") {
   CHECK_THAT(refused({{"model", "../models/zoo/deepseek_v2_lite.json"}}),
              Contains("if it is 2816 wide and they are 1408"));
   CHECK_THAT(refused({{"parallel", {{"dp", 8}, {"tp", 2}, {"ep", 16}}}}), Contains("tp is 1"));
+  CHECK_THAT(refused({{"parallel", {{"dp", 8}, {"ep", 4}, {"ffn_gpus", 8}}}}),
+             Contains("ffn_gpus"));
   CHECK_THAT(refused({{"overlap", "shared_expert"}}), Contains("overlap"));
   CHECK_THAT(refused({{"capacity", {{"type", "drop"}, {"factor", 2}}}}), Contains("capacity"));
 }

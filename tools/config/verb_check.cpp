@@ -20,11 +20,14 @@ std::string ffn_text(const Deployment& e) {
   if (!e.ffn_memory) return "";
   const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
   const MemoryBudget& memory = *e.ffn_memory;
-  return fmt::format(
+  return wrapped(fmt::format(
       "the above is of each of {} GPUs for attention; each of {} GPUs for experts has {:.1f} GB of "
-      "weights: experts {:.1f}, replicas {:.1f}; {:.1f} GB are free\n",
-      e.parallel.attention_gpus(), e.parallel.ffn_gpus, gb(memory.experts) + gb(memory.replicas),
-      gb(memory.experts), gb(memory.replicas), gb(memory.kv));
+      "weights: experts {:.1f}, replicas {:.1f}{}; {:.1f} GB are free\n",
+      e.parallel.attention_gpus(), e.parallel.ffn_gpus,
+      gb(memory.experts + memory.replicas + memory.weights), gb(memory.experts),
+      gb(memory.replicas),
+      memory.weights > Bytes(0) ? fmt::format(", shared experts {:.1f}", gb(memory.weights)) : "",
+      gb(memory.kv)));
 }
 
 // With DCP who holds the tokens of a block, else nothing.
