@@ -204,6 +204,7 @@ struct EngineSettings {
 /// What is measured of a run, and by which measured runs it is corrected.
 struct MeasurementSpec {
   bool spot_checks = true;         ///< of a sampled run: steps are priced exactly beside it
+  bool few_samples = false;        ///< of a sampled run that only chooses what is looked at next
   std::optional<Anchor> anchor{};  ///< corrections by measured runs of this deployment
   double anchored_tpot = 1;        ///< what step times are multiplied by
   double anchored_ttft = 1;        ///< what times to first tokens are multiplied by beside

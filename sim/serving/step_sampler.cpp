@@ -22,6 +22,10 @@ int layers_priced(std::int64_t tokens, int layers) {
   return std::min(layers, std::max(least, static_cast<int>(tokens_of_layers / tokens)));
 }
 
+// Whether steps of a size have come too seldom for another sample: a run passes most sizes once, on
+// its way to the load that it keeps.
+bool is_rare(std::size_t uses, std::size_t samples) { return uses < 3 * samples * samples; }
+
 std::int32_t share(std::int64_t tokens, int rank, int ranks) {
   return static_cast<std::int32_t>(tokens * (rank + 1) / ranks - tokens * rank / ranks);
 }
@@ -59,9 +63,12 @@ const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
                 on_grid(most, {1, 1}, coins.most),
                 on_grid(prefill - most, {1, others}, coins.others)};
   const std::size_t wanted = samples_of(key.tokens());
-  std::vector<const StepSample*>& samples = by_key_[key];
+  auto& [samples, uses] = by_key_[key];
+  ++uses;
   const std::size_t which = rng_.below(wanted);
   if (which < samples.size()) return *samples[which];
+  if (deployment_.few_samples && is_rare(uses, samples.size()))
+    return *samples[rng_.below(samples.size())];
   const auto prompt_tokens = prefill / std::max<std::int64_t>(1, prompts);
   samples.push_back(&price(key, static_cast<std::int32_t>(prompt_tokens), places()));
   return *samples.back();

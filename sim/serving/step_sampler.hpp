@@ -30,7 +30,8 @@ namespace moesim {
 /// where requests of the step that wanted the sample are, by chance; prompt tokens are of as many
 /// recorded requests as those of that step, and of one request follow each other in the recording.
 /// Of large samples some consecutive layers are priced, and stand for the others; which ones goes
-/// round. How tokens are spread over unequal ranks otherwise, and that consecutive steps have their
+/// round. With `few_samples` sizes that come seldom have fewer samples.
+/// How tokens are spread over unequal ranks otherwise, and that consecutive steps have their
 /// requests in common, is what a sample does not know.
 class StepSampler {
  public:
@@ -75,7 +76,11 @@ class StepSampler {
   RowSource rows_;
   StepModels models_;
   Rng rng_;
-  std::map<Key, std::vector<const StepSample*>> by_key_;
+  struct Drawn {
+    std::vector<const StepSample*> samples;
+    std::size_t uses = 0;
+  };
+  std::map<Key, Drawn> by_key_;
   std::vector<std::unique_ptr<StepSample>> samples_;
   int next_layer_ = 0;  // that a sample of large steps begins with
   std::optional<SpotChecks> checks_;

@@ -535,7 +535,7 @@ void StepModel::price_layers(const StepInput& input, std::uint64_t step, StepCos
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
   rows.start(input.batch, range.first, range.end,
              spec_.capacity->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
-                 spec_.shared_expert.draws() ||
+                 shared_experts_travel() ||
                  (spec_.plan.exchanges() && (follows_copies || spec_.counts_locality)));
   const auto price = [&](int first, int last) {
     rows.read(input.rows, first, last);

@@ -88,6 +88,17 @@ TEST_CASE("two steps of every octave are checked exactly, and samples are close 
   CHECK_FALSE(run(load_tiny(poisson("exact"))).document().contains("sampled"));
 }
 
+TEST_CASE("with few samples sizes that come seldom have fewer, and the means stay") {
+  Experiment choosing = load_tiny(poisson("sampled"));
+  for (Deployment& pool : choosing.pools) pool.few_samples = true;
+  const Report few = run(choosing), all = run(load_tiny(poisson("sampled")));
+  CHECK(few.pool.sampled->samples < .7 * static_cast<double>(all.pool.sampled->samples));
+  for (const char* name : {"mean_tpot_ms", "total_token_throughput", "mean_e2el_ms"}) {
+    INFO(name);
+    CHECK_THAT(metric(few, name), WithinRel(metric(all, name), .02));
+  }
+}
+
 TEST_CASE("a check tells what a sample's step is off by") {
   const Experiment e = load_tiny(Json::object());
   StepBatch batch;

@@ -6,8 +6,10 @@
 
 #include "hardware/rng.hpp"
 #include "sim/serving/simulator.hpp"
+#include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tools/sweep/slo_search.hpp"
+#include "tools/sweep/store.hpp"
 
 namespace moesim::test_tune {
 
@@ -268,6 +270,41 @@ TEST_CASE("a load is borne only if every draw bears it") {
   REQUIRE(found.size() == 1);
   CHECK(found.front().per_second() <= least);
   CHECK(found.front().config.at("seed") == 1);
+}
+
+TEST_CASE("a search knows again which runs its store gave up, where as much is asked") {
+  const test::TemporaryFolder folder;
+  SloSearch search = search_of({deployment_under_slo("2 ms", 300)}, Proof::attained);
+  search.give_up = true;
+  search.tells_heavier = false;
+  search.store = folder.path() / "store.sqlite";
+  const auto confirm = [&](double attainment) {
+    search.attainment = attainment;
+    TraceLibrary traces;
+    Remarks remarks;
+    return confirm_slo(search, std::array{5000.0}, traces, remarks, {});
+  };
+  const SloResult first = confirm(.9);
+  const auto rows = Store::open(search.store).rows();
+  const auto given_up = std::ranges::count_if(
+      rows, [](const StoreRow& row) { return row.status == PointStatus::pending; });
+  REQUIRE(given_up > 0);
+  CHECK(first.resumed == 0);
+  CHECK(std::ranges::none_of(Store::open(search.store).read().points, [](const StoredPoint& point) {
+    return point.status == PointStatus::pending && !point.report.is_null();
+  }));
+
+  const SloResult again = confirm(.9);
+  CHECK(again.resumed == again.search.runs);
+  REQUIRE(again.found.size() == first.found.size());
+  CHECK(again.found.front().rate == first.found.front().rate);
+  CHECK(again.found.front().report == first.found.front().report);
+
+  // What stays below nine tenths may reach a half.
+  const SloResult half = confirm(.5);
+  CHECK(half.resumed < half.search.runs);
+  std::filesystem::remove(search.store);
+  CHECK(confirm(.5).found.front().rate == half.found.front().rate);
 }
 
 TEST_CASE("a ladder goes on beyond its ends by their ratios") {

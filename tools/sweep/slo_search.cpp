@@ -211,6 +211,7 @@ class Runs {
     for (const TunePoint point : points) {
       configs.push_back(points_.of(config_of(point)));
     }
+    make_traces(configs);
     std::vector<Outcome> outcomes(points.size());
     const std::vector<std::size_t> order = longest_first(configs);
     std::atomic<std::size_t> next = 0;
@@ -254,8 +255,27 @@ class Runs {
  private:
   struct Outcome {
     StoreRow row;
-    std::optional<SloMissed> missed{};  // the run was given up: the row says nothing
+    std::optional<SloMissed> missed{};  // the run was given up: the row says that alone
+    bool before = false;                // of the store
   };
+
+  // Makes the traces that runs need, each with all cores: runs that wait for the same one would
+  // leave that to one of them.
+  void make_traces(std::span<const SweepPoint> points) {
+    for (const SweepPoint& point : points) {
+      const Json* gating = find_value(point.config, "/workload/gating");
+      const Json* seed = find_value(point.config, "/seed");
+      std::string key = gating == nullptr ? "" : gating->dump();
+      if (seed != nullptr) key += seed->dump();
+      const bool before =
+          known_.contains(point.config_hash) || given_up_.contains(point.config_hash);
+      if (before || !traced_.insert(std::move(key)).second) continue;
+      try {
+        load(point.config);
+      } catch (const ConfigError&) {  // its run says so
+      }
+    }
+  }
 
   std::string load_text(double load) const {
     return fmt::format("{}{}", load, search_.sessions ? " sessions" : " /s");
@@ -276,19 +296,26 @@ class Runs {
 
   // A run of the store, or one now.
   Outcome run(const SweepPoint& point, bool give_up) {
-    if (const auto known = known_.find(point.config_hash); known != known_.end()) {
-      return {known->second};
-    }
+    if (const auto known = known_.find(point.config_hash); known != known_.end())
+      return {known->second, {}, true};
+    if (const auto known = given_up_.find(point.config_hash); give_up && known != given_up_.end())
+      return {{}, known->second, true};
     Outcome outcome{{point.config_hash, point.config.dump(), PointStatus::done, "", ""}};
     try {
       Experiment experiment = load(point.config);
-      for (Deployment& pool : experiment.pools) pool.spot_checks = search_.spot_checks;
+      for (Deployment& pool : experiment.pools) {
+        pool.spot_checks = search_.spot_checks;
+        pool.few_samples = search_.proof == Proof::attained;
+      }
       outcome.row.report = report_of(experiment, give_up);
     } catch (const ConfigError& error) {
       outcome.row.status = PointStatus::infeasible;
       outcome.row.error = error.what();
     } catch (const SloMissed& missed) {
       outcome.missed = missed;
+      outcome.row.status = PointStatus::pending;
+      outcome.row.report =
+          Json{{"given_up", {{"attained", missed.attained}, {"asked", least_attainment()}}}}.dump();
     }
     return outcome;
   }
@@ -297,10 +324,14 @@ class Runs {
     if (!give_up) return moesim::run(experiment).document().dump();
     // Short runs of requests begin with nothing in flight. Sessions have caches to fill.
     const bool from_start = search_.proof == Proof::attained && !search_.sessions;
-    SloWatch watch(experiment, search_.attainment - (search_.draws > 1 ? by_chance : 0),
-                   from_start);
+    SloWatch watch(experiment, least_attainment(), from_start);
     const std::array<RunObserver*, 1> observers{&watch};
     return moesim::run(experiment, {}, observers).document().dump();
+  }
+
+  // Runs that stay below are given up.
+  double least_attainment() const {
+    return search_.attainment - (search_.draws > 1 ? by_chance : 0);
   }
 
   Trial note(TunePoint point, Outcome& outcome) {
@@ -357,6 +388,10 @@ class Runs {
       for (const StoreRow& row : rows) {
         points.push_back({row.config_hash, Json::parse(row.config)});
         if (row.status == PointStatus::done) known_.emplace(row.config_hash, row);
+        if (row.status != PointStatus::pending || row.report.empty()) continue;
+        const Json given_up = Json::parse(row.report).at("given_up");
+        if (given_up.at("asked") == least_attainment())
+          given_up_.emplace(row.config_hash, SloMissed{given_up.at("attained")});
       }
     }
     store_.emplace(Store::open_for(search_.store, search_.document, points));
@@ -365,9 +400,7 @@ class Runs {
   void record(const std::vector<SweepPoint>& points, const std::vector<Outcome>& outcomes) {
     std::vector<StoreRow> fresh;
     for (const Outcome& outcome : outcomes) {
-      if (outcome.missed) continue;
-      const StoreRow& row = outcome.row;
-      known_.contains(row.config_hash) ? void(++resumed_) : fresh.push_back(row);
+      outcome.before ? void(++resumed_) : fresh.push_back(outcome.row);
     }
     if (!fresh.empty()) store_->record(fresh, points);
   }
@@ -379,7 +412,9 @@ class Runs {
   const SloHooks& hooks_;
   const RateLadder* ladder_ = nullptr;
   std::optional<Store> store_;
-  std::map<std::string, StoreRow> known_;  // done before
+  std::map<std::string, StoreRow> known_;      // done before
+  std::map<std::string, SloMissed> given_up_;  // before
+  std::set<std::string> traced_;               // gatings and seeds whose traces are made
   std::map<TunePoint, StoreRow> runs_;
   std::size_t done_ = 0, resumed_ = 0;
   double best_goodput_ = 0;

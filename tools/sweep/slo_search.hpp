@@ -27,7 +27,8 @@ struct SessionLimits {
 
 /// What a run must show beside the attainment, to count as one that meets the SLO.
 enum class Proof {
-  attained,  ///< it is not overloaded: for short runs that only choose what is looked at next
+  attained,  ///< it is not overloaded: for short runs that only choose what is looked at next;
+             ///< sampled ones draw rare sizes of steps from few samples
   steady,    ///< it is in a steady state
   lasting    ///< and attainment of the second half misses what is asked by no more than two
              ///< standard errors; and TTFT does not grow beyond its limit in twice the time
@@ -56,7 +57,7 @@ struct SloSearch {
   double bound_margin = 1;  ///< by how much more than its bound a place is taken to bear
   bool spot_checks = true;  ///< of sampled runs
   /// Whether a run ends as soon as it cannot meet the SLO any more, where that is all that is
-  /// asked. Such runs are not kept in the store.
+  /// asked. Of such runs the store keeps that they missed.
   bool give_up = false;
   std::size_t draws = 1;      ///< of confirm_slo(): so many neighbours are one deployment
   bool tells_heavier = true;  ///< of confirm_slo(): what found runs say of a heavier load is wanted

@@ -29,7 +29,7 @@ struct SweepPoint {
 SweepPoint sweep_point(Json config, std::uint64_t files = 0);
 
 enum class PointStatus {
-  pending,    ///< not run to its end yet
+  pending,    ///< not run to its end yet; a search that gave its run up notes so as the report
   done,       ///< has a report
   failed,     ///< the simulator broke off: a bug, `error` says which
   infeasible  ///< the config asks for what cannot be, `error` says what
