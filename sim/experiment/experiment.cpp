@@ -7,10 +7,28 @@
 
 namespace moesim {
 
+namespace {
+
+// What KV caches cross from pool to pool: their cluster, or as if there were two like that whose
+// NICs bring less (of equal ones: where requests decode).
+ClusterSpec between(const PoolSpec& prefill, const PoolSpec& decode) {
+  if (one_cluster(prefill, decode)) return decode.cluster;
+  const auto rate = [](const PoolSpec& pool) {
+    const LinkSpec& nic = pool.cluster.network;
+    return nic.bandwidth * nic.bandwidth_share / pool.cluster.oversubscription;
+  };
+  ClusterSpec cluster = rate(prefill) < rate(decode) ? prefill.cluster : decode.cluster;
+  cluster.nodes *= 2;
+  return cluster;
+}
+
+}  // namespace
+
 Experiment deploy(const ExperimentSpec& spec, const Traces& traces) {
   Experiment e;
   for (const PoolSpec& pool : spec.pools) e.pools.push_back(deploy(pool, traces));
-  if (spec.kv_link) e.kv_link = KvLink{*spec.kv_link, Fabric(e.decode().cluster)};
+  if (spec.kv_link)
+    e.kv_link = KvLink{*spec.kv_link, Fabric(between(spec.pools.front(), spec.pools.back()))};
   e.roles = spec.roles;
   e.config = resolved_config(spec);
   return e;

@@ -27,9 +27,9 @@ ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonK
 
 namespace {
 
-constexpr std::array<std::string_view, 10> of_both_pools{
-    "workload", "max_model_len", "model", "cluster",     "seed",
-    "slo",      "measurement",   "pools", "kv_transfer", "pool_roles"};
+constexpr std::array<std::string_view, 9> of_both_pools{"workload", "max_model_len", "model",
+                                                        "seed",     "slo",           "measurement",
+                                                        "pools",    "kv_transfer",   "pool_roles"};
 enum class LinkLevel { nvlink, network };
 constexpr std::array<std::string_view, 2> levels{"nvlink", "network"};
 
@@ -39,8 +39,29 @@ ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
   return part_of(node, pool, {of_both_pools, taken_out, "both pools", "pool"});
 }
 
+Json cluster_said_of(const PoolSpec& pool) { return pool.node.child("cluster").json(); }
+
+// GPUs of the pools must be there, in one cluster or in two.
+void check_gpus(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec& decode) {
+  const int p = gpus_of(prefill), d = gpus_of(decode);
+  if (one_cluster(prefill, decode)) {
+    const ClusterSpec& cluster = decode.cluster;
+    if (p + d > cluster.gpus()) {
+      pools.fail(fmt::format("{} GPUs for prefill and {} for decode are {}, but {} has {}", p, d,
+                             p + d, cluster.name, cluster.gpus()));
+    }
+    return;
+  }
+  const auto check = [&](const char* name, const PoolSpec& pool, int gpus) {
+    if (gpus <= pool.cluster.gpus()) return;
+    pools.child(name).fail(
+        fmt::format("needs {} GPUs, but {} has {}", gpus, pool.cluster.name, pool.cluster.gpus()));
+  };
+  check("prefill", prefill, p);
+  check("decode", decode, d);
+}
+
 void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec& decode) {
-  const ClusterSpec& cluster = decode.cluster;
   if (decode.parallel.pcp > 1) {
     pools.child("decode").fail(
         "PCP divides prompts, and this pool computes single tokens; leave out \"pcp\"");
@@ -49,11 +70,7 @@ void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec
     pools.fail(
         "steps of a pool are of one phase; give each pool its own \"ep\", not \"decode_ep\"");
   }
-  const int p = gpus_of(prefill), d = gpus_of(decode);
-  if (p + d > cluster.gpus()) {
-    pools.fail(fmt::format("{} GPUs for prefill and {} for decode are {}, but {} has {}", p, d,
-                           p + d, cluster.name, cluster.gpus()));
-  }
+  check_gpus(pools, prefill, decode);
   if (prefill.scheduler->prompts_arrive_computed()) {
     pools.child("prefill").fail(
         "\"decode_only\" computes no prompts; use \"chunked_prefill\" or \"prefill_first\"");
@@ -74,6 +91,10 @@ double layers_held(const Deployment& e) {
 }
 
 }  // namespace
+
+bool one_cluster(const PoolSpec& a, const PoolSpec& b) {
+  return cluster_said_of(a) == cluster_said_of(b);
+}
 
 int gpus_of(const ServedModel& pool) { return pool.instances * pool.parallel.gpus(); }
 
@@ -105,7 +126,7 @@ KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tok
 }
 
 std::span<const Key> pools_keys() {
-  static constexpr Form pool = form::partial_object(group_keys);
+  static constexpr Form pool = form::partial_object(pooled_group_keys);
   static constexpr Key keys[] = {{"prefill", pool, required, "keys of the groups that prefill"},
                                  {"decode", pool, required, "keys of the groups that decode"}};
   return keys;
@@ -122,15 +143,23 @@ std::span<const Key> kv_transfer_keys() {
 
 namespace {
 
-// NVLink where one domain holds all GPUs, unless the network is asked for.
-KvLinkSpec read_link(const ConfigNode& node, const ClusterSpec& cluster, int gpus) {
+// NVLink where one domain holds all GPUs, unless the network is asked for. Between two clusters the
+// network.
+KvLinkSpec read_link(const ConfigNode& node, const PoolSpec& prefill, const PoolSpec& decode) {
+  const ClusterSpec& cluster = decode.cluster;
+  const int gpus = gpus_of(prefill) + gpus_of(decode);
+  const bool two = !one_cluster(prefill, decode);
   return read_object(node, kv_transfer_keys, [&](ConfigReader& options) {
-    const bool far = gpus > cluster.scale_up_domain;
+    const bool far = two || gpus > cluster.scale_up_domain;
     const LinkLevel usual = far ? LinkLevel::network : LinkLevel::nvlink;
     const auto level =
         static_cast<LinkLevel>(options.choice_or("level", levels, std::size_t(usual)));
     const bool by_network = level == LinkLevel::network;
-    if (by_network && cluster.gpus() <= cluster.scale_up_domain) {
+    if (two && !by_network) {
+      options.child("level").fail(
+          "the pools are on two clusters, which no NVLink joins; use \"network\"");
+    }
+    if (!two && by_network && cluster.gpus() <= cluster.scale_up_domain) {
       options.child("level").fail(
           fmt::format("{} is one NVLink domain; use \"nvlink\"", cluster.name));
     }
@@ -180,6 +209,8 @@ void check_roles(const ConfigNode& node, const PoolRolesSpec& roles, PoolSpec& p
     if (wrong) node.fail(why);
   };
   const int p = prefill.parallel.gpus(), d = decode.parallel.gpus();
+  refuse(!one_cluster(prefill, decode),
+         "groups do not move between clusters; give both pools one \"cluster\"");
   refuse(p != d, fmt::format("groups of the pools have {} and {} GPUs, and none can take the "
                              "place of another; give all groups equally many",
                              p, d));
@@ -230,8 +261,7 @@ ExperimentSpec read_pools(const ConfigNode& node, const Policies& policies) {
     PoolSpec& decode = spec.pools.back();
     prefill.prefill_only = true;
     check_pair(pools, prefill, decode);
-    spec.kv_link =
-        read_link(reader.child("kv_transfer"), decode.cluster, gpus_of(prefill) + gpus_of(decode));
+    spec.kv_link = read_link(reader.child("kv_transfer"), prefill, decode);
     if (spec.kv_link->decode_offload)
       check_decode_offload(reader.child("kv_transfer").child("decode_offload"), prefill, decode);
     if (reader.optional("pool_roles"))
@@ -247,13 +277,14 @@ Json resolved_pools(const ExperimentSpec& spec) {
   };
   Json prefill = resolved(spec.pools.front()), decode = resolved(spec.pools.back());
   Json config = spec.node.json();
-  for (const std::string_view name : of_both_pools) {
-    const std::string key(name);
-    if (!decode.contains(key)) continue;
+  const auto put_beside = [&](const std::string& key) {
+    if (!decode.contains(key)) return;
     config[key] = decode[key];
     prefill.erase(key);
     decode.erase(key);
-  }
+  };
+  for (const std::string_view name : of_both_pools) put_beside(std::string(name));
+  if (one_cluster(spec.pools.front(), spec.pools.back())) put_beside("cluster");
   config["pools"] = {{"prefill", std::move(prefill)}, {"decode", std::move(decode)}};
   config["kv_transfer"] = {{"level", levels[spec.kv_link->network ? 1 : 0]},
                            {"overlap", spec.kv_link->overlap}};

@@ -17,6 +17,8 @@ ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonK
 
 /// GPUs of all groups of a pool.
 int gpus_of(const ServedModel&);
+/// Whether two pools say the same "cluster", whose GPUs they then share.
+bool one_cluster(const PoolSpec&, const PoolSpec&);
 
 /// What the KV cache of a prompt takes to cross over.
 struct KvTransferCost {
@@ -34,7 +36,8 @@ KvTransferCost kv_transfer(const Experiment&, std::int32_t prompt_tokens);
 /// its first token, in one pool; its KV cache crosses a link; it is decoded in the other. Each pool
 /// has its own router, plan, placement and policies: its config is the whole one with the keys of
 /// the pool in the place of its own. "level" is NVLink if one domain holds all GPUs. What must be
-/// one for both pools (workload, model, cluster, seed, ...) is refused in them. Throws ConfigError.
+/// one for both pools (workload, model, seed, ...) is refused in them. A pool may have a "cluster"
+/// of its own: KV caches then cross the network, at the rate of the slower NIC. Throws ConfigError.
 ExperimentSpec read_pools(const ConfigNode&, const Policies&);
 std::span<const Key> pools_keys();
 std::span<const Key> kv_transfer_keys();

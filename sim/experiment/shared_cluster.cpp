@@ -72,6 +72,8 @@ SharedCluster read_shared_cluster(const ConfigNode& node, const Policies& polici
           fmt::format("two deployments are called \"{}\"; give each its own name", tenant.name));
     }
     const ExperimentSpec spec = read_spec(tenant.experiment, policies);
+    if (!one_cluster(spec.pools.front(), spec.pools.back()))
+      deployment.fail("all pools are on the models' one cluster; leave \"cluster\" out of them");
     const ClusterSpec& cluster = spec.pools.front().cluster;
     shared.name = cluster.name;
     shared.gpus = cluster.gpus();

@@ -186,6 +186,10 @@ std::span<const Key> group_keys() {
   return keys.first(static_cast<std::size_t>(shared - keys.begin()));
 }
 
+std::span<const Key> pooled_group_keys() {
+  return experiment_keys().first(group_keys().size() + 1);
+}
+
 PolicyRows Policies::rows() const {
   PolicyRows all;
   const auto add = [&](const auto& registry) { all[registry.kind()] = registry.rows(); };

@@ -263,9 +263,10 @@ PoolSpec read_pool(const ConfigNode&, const Policies&);
 Json resolved_config(const ExperimentSpec&);
 
 /// The keys of an experiment; it begins with the keys of each EP group, which may stand in
-/// "pools" instead.
+/// "pools" instead. pooled_group_keys() are these and the cluster.
 std::span<const Key> experiment_keys();
 std::span<const Key> group_keys();
+std::span<const Key> pooled_group_keys();
 
 /// What one slot's weights and one token's arithmetic take on a GPU, in seconds, at the rates that
 /// its grouped GEMM reaches: 2 flops for each of an expert's parameters, no padding.

@@ -139,8 +139,21 @@ void add_latencies(Metrics& metrics, const MeasurementSpec& e, const Measured& m
   if (metrics.tpot.count > 0) metrics.tokens_per_s_per_user = ratio(1000, metrics.tpot.p50);
 }
 
-void add_rates(Metrics& metrics, const ServedModel& e, const Sums& totals, double seconds,
-               double gpus) {
+// The mean over all GPUs of what `value` says of each kind.
+template <class Value>
+double mean_of_gpus(const Experiment& experiment, Value&& value) {
+  const double first = value(experiment.pools.front());
+  double sum = 0;
+  bool alike = true;
+  for (const Deployment& pool : experiment.pools) {
+    alike = alike && value(pool) == first;
+    sum += value(pool) * gpus_of(pool);
+  }
+  return alike ? first : sum / gpus_of(experiment);
+}
+
+void add_rates(Metrics& metrics, const Experiment& experiment, const Sums& totals, double seconds) {
+  const double gpus = gpus_of(experiment);
   const double output = ratio(totals.tokens.output, seconds);
   const double prompt = ratio(totals.tokens.prompt, seconds);
   metrics.duration_s = seconds;
@@ -151,16 +164,23 @@ void add_rates(Metrics& metrics, const ServedModel& e, const Sums& totals, doubl
   metrics.tokens_per_s_per_gpu = output / gpus;
   metrics.total_tokens_per_s_per_gpu = (output + prompt) / gpus;
   // mfu: 2 flops per active weight and computed token, against the peak of the experts' precision.
-  const GpuSpec& gpu = e.cluster.gpu;
-  const double peak = gpu.peak(e.precision.experts, e.precision.activations).value();
+  const double peak = mean_of_gpus(experiment, [](const ServedModel& e) {
+    return e.cluster.gpu.peak(e.precision.experts, e.precision.activations).value();
+  });
+  const double bandwidth = mean_of_gpus(
+      experiment, [](const ServedModel& e) { return e.cluster.gpu.hbm_bandwidth.value(); });
   metrics.mfu =
-      ratio(2 * count_parameters(e.model).active * totals.tokens.computed, seconds * peak * gpus);
-  metrics.mbu = ratio(totals.tokens.hbm_bytes, seconds * gpu.hbm_bandwidth.value() * gpus);
-  // All GPUs at the price of their hour; nothing without one.
-  if (gpu.price && output > 0) {
+      ratio(2 * count_parameters(experiment.decode().model).active * totals.tokens.computed,
+            seconds * peak * gpus);
+  metrics.mbu = ratio(totals.tokens.hbm_bytes, seconds * bandwidth * gpus);
+  // All GPUs at the price of their hour; nothing where one has none.
+  const bool priced = std::ranges::all_of(
+      experiment.pools, [](const ServedModel& e) { return e.cluster.gpu.price.has_value(); });
+  if (priced && output > 0) {
     constexpr double seconds_per_hour = 3600;
-    metrics.cost_per_million_output_tokens =
-        gpu.price->dollars_per_hour * gpus / seconds_per_hour / output * 1e6;
+    const double hour = mean_of_gpus(
+        experiment, [](const ServedModel& e) { return e.cluster.gpu.price->dollars_per_hour; });
+    metrics.cost_per_million_output_tokens = hour * gpus / seconds_per_hour / output * 1e6;
   }
 }
 
@@ -238,8 +258,7 @@ Metrics metrics_of(const Experiment& experiment, std::span<const Totals> pools,
   Metrics metrics;
   add_counts(metrics, counts, !e.workload.patience.endless());
   add_latencies(metrics, e, measured, std::move(gaps), requests);
-  add_rates(metrics, e, sum(pools), to_seconds(measured.end - measured.begin).count(),
-            gpus_of(experiment));
+  add_rates(metrics, experiment, sum(pools), to_seconds(measured.end - measured.begin).count());
   // Two terms do not say how long kernels compute and read.
   const bool by_terms = std::ranges::any_of(
       experiment.pools, [](const Deployment& pool) { return pool.two_term.has_value(); });

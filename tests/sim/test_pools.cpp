@@ -259,6 +259,78 @@ TEST_CASE("requests of one output token never see the decode pool") {
   for (const RequestRecord& r : report.requests) CHECK(r.instance == 0);
 }
 
+// A copy of a shipped cluster, whose NIC has this bandwidth.
+Json cluster_of(const char* file, const char* gpu, const char* nic) {
+  Json cluster = ConfigNode::from_file(test::source_dir() / "hardware/clusters" / file).json();
+  cluster["gpu"] = gpu;
+  cluster["network"]["bandwidth"] = nic;
+  return cluster;
+}
+
+TEST_CASE("each pool may have a cluster of its own, and computes as it does on that alone") {
+  const Json slow = cluster_of("h100x8.json", "../hardware/gpus/h100.json", "25 GB/s");
+  const Json fast = cluster_of("b200x8.json", "../hardware/gpus/b200.json", "50 GB/s");
+  const auto on = [](const Json& prefill, const Json& decode) {
+    Json json =
+        apart({{"pools", {{"prefill", {{"cluster", prefill}}}, {"decode", {{"cluster", decode}}}}},
+               {"kv_transfer", {{"level", "network"}}}});
+    json["workload"]["requests"] = 1;
+    return load(json);
+  };
+  const Experiment both = on(slow, fast);
+  const auto both_slow =
+      on(slow, cluster_of("h100x8.json", "../hardware/gpus/h100.json", "26 GB/s"));
+  const auto both_fast =
+      on(cluster_of("b200x8.json", "../hardware/gpus/b200.json", "51 GB/s"), fast);
+  // The slower NIC is the way, whichever pool has it.
+  CHECK_THAT(kv_transfer(both, 200'000).all / kv_transfer(both_fast, 200'000).all,
+             WithinAbs(2, .2));
+  CHECK(kv_transfer(both, 200'000).all == kv_transfer(on(fast, slow), 200'000).all);
+  const OrderedJson report = run(both).document();
+  const auto steps = [](const OrderedJson& document, const char* pool, const char* kind) {
+    const OrderedJson& of = std::string_view(pool) == "decode" ? document : document["pools"][pool];
+    return of["steps"][kind]["mean_ms"].get<double>();
+  };
+  CHECK(steps(report, "prefill", "prefill") ==
+        steps(run(both_slow).document(), "prefill", "prefill"));
+  CHECK(steps(report, "decode", "decode") == steps(run(both_fast).document(), "decode", "decode"));
+  CHECK(steps(report, "decode", "decode") != steps(run(both_slow).document(), "decode", "decode"));
+  // What is by the GPU's peak counts each GPU's own.
+  const auto bandwidth = [](const Experiment& e) {
+    double sum = 0;
+    for (const Deployment& pool : e.pools)
+      sum += pool.cluster.gpu.hbm_bandwidth.value() * gpus_of(pool);
+    return sum;
+  };
+  const double read = report["metrics"]["mbu"].get<double>() * bandwidth(both) *
+                      report["metrics"]["duration_s"].get<double>();
+  const OrderedJson alone = run(both_fast).document();
+  CHECK_THAT(read, WithinRel(alone["metrics"]["mbu"].get<double>() * bandwidth(both_fast) *
+                                 alone["metrics"]["duration_s"].get<double>(),
+                             1e-6));
+  // The resolved config is one that gives the same run.
+  const Json config = Json::parse(report["context"]["config"].dump());
+  CHECK(config["pools"]["prefill"]["cluster"] == slow);
+  CHECK(run(load(config)).document()["metrics"].dump() == report["metrics"].dump());
+}
+
+TEST_CASE("pools on two clusters that cannot be are refused in a sentence") {
+  const auto with = [](const Json& set, const Json& more = Json::object()) {
+    Json json = apart({{"pools", {{"prefill", set}}}});
+    json.merge_patch(more);
+    return refused(json);
+  };
+  const Json other{{"cluster", "../hardware/clusters/b200x8.json"}};
+  CHECK(with(other).empty());
+  CHECK_THAT(with(other, {{"kv_transfer", {{"level", "nvlink"}}}}),
+             Catch::Contains("/kv_transfer/level") && Catch::Contains("two clusters"));
+  Json many = other;
+  many["instances"] = 3;
+  CHECK_THAT(with(many), Catch::Contains("3 instances of 4 GPUs take 12, but 8 x B200 has 8"));
+  CHECK_THAT(with(other, {{"pool_roles", {{"type", "thresholds"}}}}),
+             Catch::Contains("groups do not move between clusters"));
+}
+
 TEST_CASE("pools that make no sense are refused in a sentence") {
   CHECK(refused(apart()).empty());
   const auto with = [](const char* pool, const Json& set) {

@@ -5,6 +5,7 @@
 
 #include "models/quantization.hpp"
 #include "sim/experiment/experiment.hpp"
+#include "sim/experiment/pools.hpp"
 #include "sim/experiment/shared_cluster.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/output.hpp"
@@ -74,21 +75,29 @@ std::string roles_text(const Experiment& e) {
                      e.pools.front().instances, e.decode().instances, options.interval.count());
 }
 
+// "16 GPUs of 16 x H200", or of each pool where pools have clusters of their own.
+std::string gpus_text(const Experiment& experiment) {
+  const ServedModel &prefill = experiment.pools.front(), &decode = experiment.decode();
+  if (prefill.cluster.name == decode.cluster.name)
+    return fmt::format("{} GPUs of {}", gpus_of(experiment), decode.cluster.name);
+  return fmt::format("{} GPUs of {} for prefill and {} of {} for decode", gpus_of(prefill),
+                     prefill.cluster.name, gpus_of(decode), decode.cluster.name);
+}
+
 std::string text_of(const Experiment& experiment, bool precision_given) {
   const Deployment& e = experiment.decode();
   const int slots = e.placement.empty() ? 0 : e.placement.front().slots();
   const ParameterCount parameters = count_parameters(e.model);
   const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
   return fmt::format(
-             "{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
+             "{}, {:.1f} B parameters, {:.1f} B active, on {}\n"
              "precision: {} ({})\n"
              "{} slots per layer ({:.4g}x)\n"
              "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
              "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank{}\n",
-             e.model.name, parameters.total / 1e9, parameters.active / 1e9, gpus_of(experiment),
-             e.cluster.name, precision_text(e.precision),
-             precision_given ? "as given" : "as the model's files say", slots,
-             e.replication_effective,
+             e.model.name, parameters.total / 1e9, parameters.active / 1e9, gpus_text(experiment),
+             precision_text(e.precision), precision_given ? "as given" : "as the model's files say",
+             slots, e.replication_effective,
              gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
              gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights), gb(e.memory.kv),
              e.memory.kv_blocks, e.kv_layout.block_tokens, stripes_text(e.parallel)) +
