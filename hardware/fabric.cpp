@@ -130,6 +130,17 @@ ClusterSpec read_cluster(const ConfigNode& node) {
   });
 }
 
+ClusterSpec joined(const ClusterSpec& a, const ClusterSpec& b) {
+  const auto rate = [](const ClusterSpec& c) {
+    return c.network.bandwidth * c.network.bandwidth_share / c.oversubscription;
+  };
+  ClusterSpec cluster = rate(a) < rate(b) ? a : b;
+  cluster.nodes = a.nodes + b.nodes;
+  cluster.scale_up_domain = b.scale_up_domain;
+  cluster.gpu.scale_up_bandwidth = std::min(a.gpu.scale_up_bandwidth, b.gpu.scale_up_bandwidth);
+  return cluster;
+}
+
 Fabric::Fabric(ClusterSpec cluster) : cluster_(std::move(cluster)) {}
 
 CollectiveCost Fabric::cost(const Kernel& kernel, int gpus, int network_passes,

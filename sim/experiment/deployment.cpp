@@ -34,9 +34,10 @@ void place(Deployment& e, TraceFits& fits) {
 }
 
 RoutingContext routing_context(const Deployment& e, const ExpertPlacement& placement) {
-  return {placement, expert_time(e), e.seen,
-          std::max(1, e.cluster.scale_up_domain / e.parallel.moe_tp()),
-          expert_bytes(e.model, e.parallel, e.precision) / e.cluster.gpu.scale_up_bandwidth};
+  return {
+      placement, expert_time(e), e.seen,
+      std::max(1, e.expert_cluster().scale_up_domain / e.parallel.moe_tp()),
+      expert_bytes(e.model, e.parallel, e.precision) / e.expert_cluster().gpu.scale_up_bandwidth};
 }
 
 // Policies that need the whole group's counts are refused where no dispatch gives them.
@@ -118,6 +119,7 @@ StepModel step_model(const Deployment& e) {
                           e.seed ^ static_cast<std::uint64_t>(rank));
   }
   return StepModel({.cluster = e.cluster,
+                    .ffn_cluster = e.ffn_cluster,
                     .model = e.model,
                     .plan = e.parallel,
                     .precision = e.precision,

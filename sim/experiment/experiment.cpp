@@ -9,17 +9,9 @@ namespace moesim {
 
 namespace {
 
-// What KV caches cross from pool to pool: their cluster, or as if there were two like that whose
-// NICs bring less (of equal ones: where requests decode).
+// What KV caches cross from pool to pool.
 ClusterSpec between(const PoolSpec& prefill, const PoolSpec& decode) {
-  if (one_cluster(prefill, decode)) return decode.cluster;
-  const auto rate = [](const PoolSpec& pool) {
-    const LinkSpec& nic = pool.cluster.network;
-    return nic.bandwidth * nic.bandwidth_share / pool.cluster.oversubscription;
-  };
-  ClusterSpec cluster = rate(prefill) < rate(decode) ? prefill.cluster : decode.cluster;
-  cluster.nodes *= 2;
-  return cluster;
+  return one_cluster(prefill, decode) ? decode.cluster : joined(prefill.cluster, decode.cluster);
 }
 
 }  // namespace

@@ -109,7 +109,8 @@ MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
   const std::unique_ptr<Rebalancer> rebalancer = e.rebalancer();
   const double row = e.model.expert_input() * 2.0;
-  memory.capacity = e.cluster.gpu.hbm_capacity;
+  const ClusterSpec& cluster = role == GpuRole::ffn ? e.expert_cluster() : e.cluster;
+  memory.capacity = cluster.gpu.hbm_capacity;
   memory.usable = memory.capacity * utilization;
   if (role != GpuRole::attention) {
     double slots = slots_of_fullest_gpu(e.placement) + rebalancer->free_slots();

@@ -43,7 +43,7 @@ Json cluster_said_of(const PoolSpec& pool) { return pool.node.child("cluster").j
 
 // GPUs of the pools must be there, in one cluster or in two.
 void check_gpus(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec& decode) {
-  const int p = gpus_of(prefill), d = gpus_of(decode);
+  const int p = gpus_in_cluster(prefill), d = gpus_in_cluster(decode);
   if (one_cluster(prefill, decode)) {
     const ClusterSpec& cluster = decode.cluster;
     if (p + d > cluster.gpus()) {
@@ -98,6 +98,18 @@ bool one_cluster(const PoolSpec& a, const PoolSpec& b) {
 
 int gpus_of(const ServedModel& pool) { return pool.instances * pool.parallel.gpus(); }
 
+int gpus_in_cluster(const ServedModel& pool) {
+  const int elsewhere = pool.ffn_cluster ? pool.instances * pool.parallel.ffn_gpus : 0;
+  return gpus_of(pool) - elsewhere;
+}
+
+std::vector<GpusOfKind> kinds_of_gpus(const ServedModel& pool) {
+  const int here = gpus_in_cluster(pool);
+  std::vector<GpusOfKind> kinds{{pool.cluster.gpu, here}};
+  if (pool.ffn_cluster) kinds.push_back({pool.ffn_cluster->gpu, gpus_of(pool) - here});
+  return kinds;
+}
+
 KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tokens) {
   const Deployment& prefill = experiment.pools.front();
   const Deployment& decode = experiment.decode();
@@ -147,7 +159,7 @@ namespace {
 // network.
 KvLinkSpec read_link(const ConfigNode& node, const PoolSpec& prefill, const PoolSpec& decode) {
   const ClusterSpec& cluster = decode.cluster;
-  const int gpus = gpus_of(prefill) + gpus_of(decode);
+  const int gpus = gpus_in_cluster(prefill) + gpus_in_cluster(decode);
   const bool two = !one_cluster(prefill, decode);
   return read_object(node, kv_transfer_keys, [&](ConfigReader& options) {
     const bool far = two || gpus > cluster.scale_up_domain;

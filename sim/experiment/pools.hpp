@@ -17,6 +17,15 @@ ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonK
 
 /// GPUs of all groups of a pool.
 int gpus_of(const ServedModel&);
+/// Those of its "cluster": all but experts' GPUs in a cluster of their own.
+int gpus_in_cluster(const ServedModel&);
+/// GPUs of a pool that are of one kind.
+struct GpusOfKind {
+  const GpuSpec& gpu;
+  int gpus;
+};
+/// Those of its "cluster" first. Refers to the pool.
+std::vector<GpusOfKind> kinds_of_gpus(const ServedModel&);
 /// Whether two pools say the same "cluster", whose GPUs they then share.
 bool one_cluster(const PoolSpec&, const PoolSpec&);
 

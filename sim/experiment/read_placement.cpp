@@ -76,7 +76,7 @@ PlacementProblem problem_of(const PoolSpec& spec) {
   for (int layer = 0; layer < problem.model_layers; ++layer) {
     if (spec.model.layers[static_cast<std::size_t>(layer)].moe) problem.moe_layers.push_back(layer);
   }
-  const int domain = spec.cluster.scale_up_domain;
+  const int domain = spec.expert_cluster().scale_up_domain;
   problem.nodes = (spec.parallel.expert_gpus() + domain - 1) / domain;
   return problem;
 }

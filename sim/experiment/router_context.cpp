@@ -26,8 +26,11 @@ RouterContext router_context(const Deployment& e) {
   context.remote_token_s = (copies / gpu.scale_up_bandwidth).count();
   // One expert's weights are read by one rank of the group: the mean rank reads its share.
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
-  const double bandwidth_share = gemm.of(e.precision.experts).bandwidth_share;
-  context.expert_read_s = (expert / (gpu.hbm_bandwidth * bandwidth_share)).count() / e.parallel.ep;
+  const GpuSpec& holder = e.expert_cluster().gpu;
+  const double bandwidth_share =
+      holder.kernel(grouped_gemm_kernel).of(e.precision.experts).bandwidth_share;
+  context.expert_read_s =
+      (expert / (holder.hbm_bandwidth * bandwidth_share)).count() / e.parallel.ep;
   context.kv_token_s =
       (kv_bytes_per_token(e.model, e.parallel, e.precision) / gpu.hbm_bandwidth).count();
   return context;

@@ -74,6 +74,10 @@ SharedCluster read_shared_cluster(const ConfigNode& node, const Policies& polici
     const ExperimentSpec spec = read_spec(tenant.experiment, policies);
     if (!one_cluster(spec.pools.front(), spec.pools.back()))
       deployment.fail("all pools are on the models' one cluster; leave \"cluster\" out of them");
+    for (const PoolSpec& pool : spec.pools) {
+      if (pool.ffn_cluster)
+        deployment.fail("all GPUs are of the models' one cluster; leave out \"ffn_cluster\"");
+    }
     const ClusterSpec& cluster = spec.pools.front().cluster;
     shared.name = cluster.name;
     shared.gpus = cluster.gpus();

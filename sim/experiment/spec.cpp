@@ -124,6 +124,8 @@ std::span<const Key> experiment_keys() {
        "engine whose defaults fill what is left out"},
       {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
       {"instances", form::integer(1, 1 << 16), unset("1"), "equal EP groups behind one router"},
+      {"ffn_cluster", form::file.or_a(inline_cluster), unset("cluster"),
+       "cluster of the experts' GPUs with ffn_gpus (AFD), if another"},
       {"precision", form::object(precision_keys), unset("as the model's files say"),
        "precision of weights, KV cache, activations"},
       {"scheduling", form::policy("scheduling"), required, "what a step computes"},
@@ -282,41 +284,68 @@ void take_background(const ConfigNode& node, ClusterSpec& cluster) {
 
 // Groups alike: each in domains of its own, or with others of its kind in one.
 int read_instances(const ConfigNode& node, const ServedModel& e) {
-  const int gpus = e.parallel.gpus();
-  const int domain = e.cluster.scale_up_domain;
   const auto instances = static_cast<int>(node.integer());
-  if (instances * gpus > e.cluster.gpus()) {
-    node.fail(fmt::format("{} instances of {} GPUs take {}, but {} has {}; {} fit", instances, gpus,
-                          instances * gpus, e.cluster.name, e.cluster.gpus(),
-                          e.cluster.gpus() / gpus));
-  }
-  if (instances > 1 && gpus % domain != 0 && domain % gpus != 0) {
-    node.fail(
-        fmt::format("instances of {} GPUs do not divide NVLink domains of {} evenly; use a divisor "
-                    "or a multiple "
-                    "of the domain",
-                    gpus, domain));
-  }
+  const auto check = [&](int gpus, const ClusterSpec& cluster) {
+    const int domain = cluster.scale_up_domain;
+    if (instances * gpus > cluster.gpus()) {
+      node.fail(fmt::format("{} instances of {} GPUs take {}, but {} has {}; {} fit", instances,
+                            gpus, instances * gpus, cluster.name, cluster.gpus(),
+                            cluster.gpus() / gpus));
+    }
+    if (instances > 1 && gpus % domain != 0 && domain % gpus != 0) {
+      node.fail(fmt::format(
+          "instances of {} GPUs do not divide NVLink domains of {} evenly; use a divisor "
+          "or a multiple "
+          "of the domain",
+          gpus, domain));
+    }
+  };
+  check(e.ffn_cluster ? e.parallel.attention_gpus() : e.parallel.gpus(), e.cluster);
+  if (e.ffn_cluster) check(e.parallel.ffn_gpus, *e.ffn_cluster);
   return instances;
 }
 
+// The experts' GPUs are counted behind those of attention, and begin an NVLink domain there.
+void check_ffn_cluster(const ConfigNode& node, const PoolSpec& e) {
+  const ParallelPlan& plan = e.parallel;
+  const ClusterSpec& experts = *e.ffn_cluster;
+  if (!plan.afd())
+    node.fail("no experts are on GPUs of their own; give \"parallel/ffn_gpus\", or leave this out");
+  if (plan.ffn_gpus > experts.gpus()) {
+    node.fail(fmt::format("ffn_gpus = {}, but {} has {} GPUs; use fewer, or a larger cluster",
+                          plan.ffn_gpus, experts.name, experts.gpus()));
+  }
+  for (const int domain : {e.cluster.scale_up_domain, experts.scale_up_domain}) {
+    if (plan.attention_gpus() % domain == 0) continue;
+    node.fail(
+        fmt::format("dp * tp = {} GPUs for attention do not fill NVLink domains of {}; use a "
+                    "multiple of that",
+                    plan.attention_gpus(), domain));
+  }
+}
+
 void read_plan(ConfigReader& reader, PoolSpec& spec) {
-  take_background(reader.child("background"), spec.cluster);
+  const ConfigNode background = reader.child("background");
+  spec.each_cluster([&](ClusterSpec& cluster) { take_background(background, cluster); });
   const ConfigNode parallel = reader.child("parallel");
   spec.parallel = read_parallel(parallel, spec.model);
-  if (spec.parallel.gpus() > spec.cluster.gpus()) {
-    const char* product = spec.parallel.afd()    ? "dp * tp + ffn_gpus"
-                          : spec.parallel.pp > 1 ? "dp * tp * pp"
-                                                 : "dp * tp";
-    parallel.fail(fmt::format("{} = {} GPUs, but {} has {}", product, spec.parallel.gpus(),
-                              spec.cluster.name, spec.cluster.gpus()));
+  const ParallelPlan& plan = spec.parallel;
+  const int gpus = spec.ffn_cluster ? plan.attention_gpus() : plan.gpus();
+  if (gpus > spec.cluster.gpus()) {
+    const bool sum = plan.afd() && !spec.ffn_cluster;
+    const char* product = sum ? "dp * tp + ffn_gpus" : plan.pp > 1 ? "dp * tp * pp" : "dp * tp";
+    parallel.fail(fmt::format("{} = {} GPUs, but {} has {}", product, gpus, spec.cluster.name,
+                              spec.cluster.gpus()));
   }
+  if (spec.ffn_cluster) check_ffn_cluster(reader.child("ffn_cluster"), spec);
   if (reader.optional("instances")) {
     spec.instances = read_instances(reader.child("instances"), spec);
   }
   // Groups alike exchange at any time of each other's: each has its part.
-  std::optional<BytesPerSecond>& spine = spec.cluster.network.spine;
-  if (spine) *spine = *spine / double(spec.instances);
+  spec.each_cluster([&](ClusterSpec& cluster) {
+    std::optional<BytesPerSecond>& spine = cluster.network.spine;
+    if (spine) *spine = *spine / double(spec.instances);
+  });
 }
 
 // A dense model's gating is looked at by nothing.
@@ -629,8 +658,9 @@ double token_seconds(const PoolSpec& e) {
       e.phases[static_cast<std::size_t>(StepKind::decode)].dispatch->needs_copies();
   if (!by_choice) return 0;
   const bool far = e.parallel.stage_gpus() > e.cluster.scale_up_domain;
-  const BytesPerSecond link = far ? e.cluster.network.bandwidth * e.cluster.network.bandwidth_share
-                                  : e.cluster.gpu.scale_up_bandwidth;
+  const ClusterSpec cluster = e.token_cluster();
+  const BytesPerSecond link = far ? cluster.network.bandwidth * cluster.network.bandwidth_share
+                                  : cluster.gpu.scale_up_bandwidth;
   return (Bytes(4.0 * e.model.hidden) / link).count() / e.parallel.stage_gpus();
 }
 
@@ -643,6 +673,9 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     const ConfigNode cluster = reader.child("cluster");
     if (reader.optional("engine")) engine = read_engine(reader.child("engine"));
     ClusterSpec with_kernels = read_cluster_for(cluster, engine);
+    std::optional<ClusterSpec> of_experts;
+    if (reader.optional("ffn_cluster"))
+      of_experts = read_cluster_for(reader.child("ffn_cluster"), engine);
     const ConfigNode model = named_or_inline(reader.child("model"), Shipped::model);
     MoeModel read = read_model(model);
     ConfigReader workload(reader.child("workload"), workload_keys);
@@ -650,7 +683,9 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     const ConfigNode gating = read_gating(workload, read);
     const ConfigNode routing = reader.child("request_routing");
     const ConfigNode rebalancing = reader.child("rebalancing");
-    PoolSpec spec{{.cluster = std::move(with_kernels), .model = std::move(read)},
+    PoolSpec spec{{.cluster = std::move(with_kernels),
+                   .ffn_cluster = std::move(of_experts),
+                   .model = std::move(read)},
                   {.gating = gating, .workload = std::move(requests)},
                   {.policies = std::make_shared<const Policies>(policies),
                    .request_routing = {policies.request_routing, routing},
@@ -770,7 +805,7 @@ StepKind rule_kind(const MixedRule& mixed, StepKind kind, std::int64_t prefill_t
 }
 
 RooflineTime expert_time(const ServedModel& e) {
-  const GpuSpec& gpu = e.cluster.gpu;
+  const GpuSpec& gpu = e.expert_cluster().gpu;
   const KernelConstants& kernel = gpu.kernel(grouped_gemm_kernel);
   const Flops token(2 * expert_parameters(e.model) / e.parallel.moe_tp());
   const Bytes weights = expert_bytes(e.model, e.parallel, e.precision);
@@ -797,7 +832,7 @@ KvLayout kv_layout_of(const PoolSpec& e) {
 }
 
 Mover mover_of(const PoolSpec& e) {
-  return {e.cluster, e.parallel, expert_bytes(e.model, e.parallel, e.precision),
+  return {e.expert_cluster(), e.parallel, expert_bytes(e.model, e.parallel, e.precision),
           e.movement.sources};
 }
 

@@ -128,6 +128,7 @@ struct ServedModel {
   /// With the engine's kernels, less what other tenants take of the links; its spine is one group's
   /// part.
   ClusterSpec cluster{};
+  std::optional<ClusterSpec> ffn_cluster{};  ///< of the experts' GPUs (AFD); none: `cluster`
   MoeModel model{};
   std::filesystem::path model_file{};  ///< of the model; empty where the config holds it
   PrecisionPlan precision{};
@@ -135,6 +136,18 @@ struct ServedModel {
   int instances = 1;          ///< EP groups alike behind one router, each with its own clock
   int may_join = 0;           ///< EP groups of the other pool that may take this one's role
   bool prefill_only = false;  ///< a request leaves after its first token, with its KV cache
+  /// Where the experts are.
+  const ClusterSpec& expert_cluster() const { return ffn_cluster ? *ffn_cluster : cluster; }
+  /// Does the same with each cluster.
+  template <class Do>
+  void each_cluster(Do&& with) {
+    with(cluster);
+    if (ffn_cluster) with(*ffn_cluster);
+  }
+  /// What tokens cross on their way to the experts.
+  ClusterSpec token_cluster() const {
+    return ffn_cluster ? joined(*ffn_cluster, cluster) : cluster;
+  }
   /// Attention ranks behind the router, as a run starts.
   int ranks() const { return instances * parallel.dp; }
   /// EP groups that ever have this role.

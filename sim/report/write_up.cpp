@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <set>
 
 #include "hardware/at.hpp"
 #include "sim/experiment/pools.hpp"
@@ -139,17 +140,30 @@ void add_latencies(Metrics& metrics, const MeasurementSpec& e, const Measured& m
   if (metrics.tpot.count > 0) metrics.tokens_per_s_per_user = ratio(1000, metrics.tpot.p50);
 }
 
-// The mean over all GPUs of what `value` says of each kind.
+// The mean over all GPUs of what `value` says of each kind, in its pool.
 template <class Value>
 double mean_of_gpus(const Experiment& experiment, Value&& value) {
-  const double first = value(experiment.pools.front());
+  std::optional<double> first;
   double sum = 0;
   bool alike = true;
   for (const Deployment& pool : experiment.pools) {
-    alike = alike && value(pool) == first;
-    sum += value(pool) * gpus_of(pool);
+    for (const auto& [gpu, gpus] : kinds_of_gpus(pool)) {
+      const double of_kind = value(gpu, pool);
+      if (!first) first = of_kind;
+      alike = alike && of_kind == *first;
+      sum += of_kind * gpus;
+    }
   }
-  return alike ? first : sum / gpus_of(experiment);
+  return alike ? *first : sum / gpus_of(experiment);
+}
+
+// Whether all GPUs say so.
+template <class Predicate>
+bool all_gpus(const Experiment& experiment, Predicate&& says) {
+  return std::ranges::all_of(experiment.pools, [&](const ServedModel& pool) {
+    return std::ranges::all_of(kinds_of_gpus(pool),
+                               [&](const GpusOfKind& kind) { return says(kind.gpu); });
+  });
 }
 
 void add_rates(Metrics& metrics, const Experiment& experiment, const Sums& totals, double seconds) {
@@ -164,22 +178,23 @@ void add_rates(Metrics& metrics, const Experiment& experiment, const Sums& total
   metrics.tokens_per_s_per_gpu = output / gpus;
   metrics.total_tokens_per_s_per_gpu = (output + prompt) / gpus;
   // mfu: 2 flops per active weight and computed token, against the peak of the experts' precision.
-  const double peak = mean_of_gpus(experiment, [](const ServedModel& e) {
-    return e.cluster.gpu.peak(e.precision.experts, e.precision.activations).value();
+  const double peak = mean_of_gpus(experiment, [](const GpuSpec& gpu, const ServedModel& e) {
+    return gpu.peak(e.precision.experts, e.precision.activations).value();
   });
   const double bandwidth = mean_of_gpus(
-      experiment, [](const ServedModel& e) { return e.cluster.gpu.hbm_bandwidth.value(); });
+      experiment, [](const GpuSpec& gpu, const ServedModel&) { return gpu.hbm_bandwidth.value(); });
   metrics.mfu =
       ratio(2 * count_parameters(experiment.decode().model).active * totals.tokens.computed,
             seconds * peak * gpus);
   metrics.mbu = ratio(totals.tokens.hbm_bytes, seconds * bandwidth * gpus);
   // All GPUs at the price of their hour; nothing where one has none.
-  const bool priced = std::ranges::all_of(
-      experiment.pools, [](const ServedModel& e) { return e.cluster.gpu.price.has_value(); });
+  const bool priced =
+      all_gpus(experiment, [](const GpuSpec& gpu) { return gpu.price.has_value(); });
   if (priced && output > 0) {
     constexpr double seconds_per_hour = 3600;
-    const double hour = mean_of_gpus(
-        experiment, [](const ServedModel& e) { return e.cluster.gpu.price->dollars_per_hour; });
+    const double hour = mean_of_gpus(experiment, [](const GpuSpec& gpu, const ServedModel&) {
+      return gpu.price->dollars_per_hour;
+    });
     metrics.cost_per_million_output_tokens = hour * gpus / seconds_per_hour / output * 1e6;
   }
 }
@@ -205,28 +220,39 @@ SiteEnergyStats site_of(const SitePower& site, const EnergyStats& gpus, const Me
 
 // Over all pools and the time that was measured:
 //   E = sum over operations of draw x time + idle draw x (GPUs x time - time of computing)
-// Nothing where the power of a pool's GPUs is not known.
+// for each kind of GPU. Nothing where the power of some GPUs is not known.
 std::optional<EnergyStats> energy_of(const Experiment& experiment, std::span<const Totals> pools,
                                      const Metrics& metrics) {
+  if (!all_gpus(experiment, [](const GpuSpec& gpu) { return gpu.power != nullptr; }))
+    return std::nullopt;
   Energy computed;
   double waits = 0, between_steps = 0, limit = 0, gpu_seconds = 0;
+  std::set<std::string> names;
   EnergyStats stats;
   for (std::size_t pool = 0; pool < pools.size(); ++pool) {
     const Deployment& e = experiment.pools[pool];
     const Totals& totals = pools[pool];
-    const auto& power = e.cluster.gpu.power;
-    if (!power) return std::nullopt;
     const Energy& energy = totals.tokens.energy;
     computed.add(energy);
-    double in_steps = 0;
-    for (const auto& [number, group] : totals.groups) in_steps += group.busy * e.parallel.gpus();
-    const double all = gpus_of(e) * metrics.duration_s;
-    waits += power->idle.value() * (in_steps - energy.computing);
-    between_steps += power->idle.value() * std::max(0.0, all - in_steps);
-    limit += power->limit.value() * all;
-    gpu_seconds += all;
-    if (pool == 0 || e.cluster.gpu.name != experiment.pools.front().cluster.gpu.name)
-      stats.source += (pool == 0 ? "" : "; ") + power->source;
+    const std::vector<GpusOfKind> kinds = kinds_of_gpus(e);
+    for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+      const auto& [gpu, gpus] = kinds[kind];
+      const GpuPower& power = *gpu.power;
+      // Experts compute on the second kind alone.
+      const double computing = kinds.size() == 1 ? energy.computing
+                               : kind == 0       ? energy.computing - energy.computing_experts
+                                                 : energy.computing_experts;
+      double in_steps = 0;
+      for (const auto& [number, group] : totals.groups)
+        in_steps += group.busy * (gpus / e.instances);
+      const double all = gpus * metrics.duration_s;
+      waits += power.idle.value() * (in_steps - computing);
+      between_steps += power.idle.value() * std::max(0.0, all - in_steps);
+      limit += power.limit.value() * all;
+      gpu_seconds += all;
+      if (names.insert(gpu.name).second)
+        stats.source += (stats.source.empty() ? "" : "; ") + power.source;
+    }
   }
   if (gpu_seconds <= 0) return std::nullopt;
   const auto& parts = computed.joules;

@@ -18,6 +18,7 @@ StepModel module_of(const Deployment& e) {
   MoeModel layer = e.model;
   layer.layers.erase(layer.layers.begin(), layer.layers.end() - 1);
   return StepModel({.cluster = e.cluster,
+                    .ffn_cluster = e.ffn_cluster,
                     .model = std::move(layer),
                     .plan = e.parallel,
                     .precision = e.precision,

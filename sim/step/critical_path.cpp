@@ -41,14 +41,17 @@ void Explainer::add_row(std::string_view name, Part part, const Cost& cost, doub
   row->joules += cost.draw.value() * cost.time.count();
 }
 
-CriticalPath::CriticalPath(const ParallelPlan& plan, const GpuSpec& gpu, StepCost& cost,
-                           Explainer explainer)
+CriticalPath::CriticalPath(const ParallelPlan& plan, const GpuSpec& gpu, const GpuSpec& expert_gpu,
+                           StepCost& cost, Explainer explainer)
     : plan_(plan),
       gpu_(gpu),
+      kinds_{{{&gpu, plan.stage_gpus()}, {}}},
       cost_(cost),
       explainer_(explainer),
       since_barrier_(at(plan.dp)),
       waits_(at(plan.attention_gpus())) {
+  if (&expert_gpu != &gpu)
+    kinds_ = {{{&gpu, plan.attention_gpus()}, {&expert_gpu, plan.expert_gpus()}}};
   cost_.segments.clear();
   cost_.stages.clear();
 }
@@ -108,22 +111,24 @@ void CriticalPath::start_transfer(const Crossing& crossing) {
   traffic.nvlink += cost.nvlink * copies;
   traffic.network += cost.network * copies;
   transfer_ = {part, {cost.time, cost.bound, {}, cost.evidence}, &traffic, holds};
-  if (gpu_.power) {
-    // Whether it is waited for or hidden, it adds to what the GPUs draw otherwise.
-    const Watts draw = draw_of(cost, copies);
+  // Whether it is waited for or hidden, it adds to what the GPUs draw otherwise.
+  for (const auto& [gpu, gpus] : kinds_) {
+    if (gpus == 0 || !gpu->power) continue;
+    const Watts draw = draw_of(*gpu, cost, copies);
     cost_.energy.joules[static_cast<std::size_t>(part)] +=
-        (draw - gpu_.power->idle).value() * cost.time.count() * plan_.stage_gpus();
-    transfer_.cost.draw = draw;
+        (draw - gpu->power->idle).value() * cost.time.count() * gpus;
+    transfer_.cost.draw += draw * (double(gpus) / plan_.stage_gpus());
   }
   explainer_.add(name, part, transfer_.cost, (cost.nvlink + cost.network).value() * copies);
 }
 
 // By the rate at which the mean GPU of the stage sends.
-Watts CriticalPath::draw_of(const CollectiveCost& collective, double copies) const {
-  if (collective.time <= Seconds{}) return gpu_.power->idle;
+Watts CriticalPath::draw_of(const GpuSpec& gpu, const CollectiveCost& collective,
+                            double copies) const {
+  if (collective.time <= Seconds{}) return gpu.power->idle;
   const Bytes sent = (collective.nvlink + collective.network) * copies / plan_.stage_gpus();
-  const double rate = sent / gpu_.scale_up_bandwidth / collective.time;
-  return std::max(gpu_.power->idle, gpu_.power->draw(PowerClass::exchanges, rate, 0));
+  const double rate = sent / gpu.scale_up_bandwidth / collective.time;
+  return std::max(gpu.power->idle, gpu.power->draw(PowerClass::exchanges, rate, 0));
 }
 
 void CriticalPath::add_sum(const StepCost& sum) {

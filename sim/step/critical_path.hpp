@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <string_view>
 #include <vector>
 
@@ -49,10 +50,18 @@ struct Crossing {
   Occupancy holds{};  ///< what its kernels keep from other kernels meanwhile
 };
 
+/// GPUs of a stage that are of one kind.
+struct StageGpus {
+  const GpuSpec* gpu = nullptr;
+  int gpus = 0;
+};
+
 /// Walks the layers of a step, adding up the critical path barrier by barrier.
 class CriticalPath {
  public:
-  CriticalPath(const ParallelPlan& plan, const GpuSpec& gpu, StepCost& cost, Explainer explainer);
+  /// With AFD the experts' GPUs may be of another kind than `gpu`.
+  CriticalPath(const ParallelPlan& plan, const GpuSpec& gpu, const GpuSpec& expert_gpu,
+               StepCost& cost, Explainer explainer);
 
   /// Every rank does its own work and does not wait yet.
   void add(const RankCosts& ranks);
@@ -83,10 +92,11 @@ class CriticalPath {
   void finish_transfer(Seconds computed);
   void spend(bool on_link, Seconds time, double sms = 0);
 
-  Watts draw_of(const CollectiveCost&, double copies) const;
+  Watts draw_of(const GpuSpec&, const CollectiveCost&, double copies) const;
 
   const ParallelPlan& plan_;
   const GpuSpec& gpu_;
+  std::array<StageGpus, 2> kinds_;
   StepCost& cost_;
   Explainer explainer_;
   std::vector<const RankCosts*> pending_;

@@ -49,12 +49,15 @@ void Energy::add(const Energy& more, double times) {
   for (std::size_t part = 0; part < joules.size(); ++part)
     joules[part] += more.joules[part] * times;
   computing += more.computing * times;
+  computing_experts += more.computing_experts * times;
 }
 
 void Energy::add(Part part, const Cost& cost, double gpus) {
   if (cost.draw <= Watts{}) return;
   joules[static_cast<std::size_t>(part)] += cost.draw.value() * cost.time.count() * gpus;
-  computing += cost.time.count() * gpus;
+  const double seconds = cost.time.count() * gpus;
+  computing += seconds;
+  if (part == Part::experts) computing_experts += seconds;
 }
 
 void add_layers(std::vector<LayerOutcome>& sum, std::span<const LayerOutcome> more) {
@@ -164,6 +167,7 @@ void scale_times(StepCost& step, double factor) {
   scale_rows(step.by_evidence);
   for (double& joules : step.energy.joules) joules *= factor;
   step.energy.computing *= factor;
+  step.energy.computing_experts *= factor;
   for (Traffic* traffic : {&step.dispatch, &step.combine, &step.all_reduce}) {
     traffic->time *= factor;
     traffic->hidden *= factor;

@@ -33,6 +33,8 @@ struct Energy {
   std::array<double, part_names.size()> joules{};
   /// GPU-seconds of computing. All other time of a GPU it draws as one that waits.
   double computing = 0;
+  /// Of it that of experts: with AFD of other GPUs, which may draw otherwise.
+  double computing_experts = 0;
 
   void add(const Energy& more, double times = 1);
   void add(Part part, const Cost& cost, double gpus = 1);

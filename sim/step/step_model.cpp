@@ -97,13 +97,13 @@ std::optional<GroupedGemm> masked_experts(const StepModelSpec& spec) {
   if (spec.precision.experts != Precision::fp8_block ||
       spec.precision.activations != Precision::fp8_block)
     return std::nullopt;
-  return GroupedGemm(shape_of_experts(spec, ExpertKernel::masked), spec.cluster.gpu);
+  return GroupedGemm(shape_of_experts(spec, ExpertKernel::masked), spec.expert_gpu());
 }
 
 // A roofline would know nothing of what travels in the kernel.
 std::optional<GroupedGemm> mega_moe(const StepModelSpec& spec) {
   if (!spec.mega_moe) return std::nullopt;
-  GroupedGemm gemm(shape_of_experts(spec, ExpertKernel::mega_moe), spec.cluster.gpu);
+  GroupedGemm gemm(shape_of_experts(spec, ExpertKernel::mega_moe), spec.expert_gpu());
   return gemm.measured() ? std::optional(std::move(gemm)) : std::nullopt;
 }
 
@@ -112,13 +112,14 @@ std::optional<GroupedGemm> mega_moe(const StepModelSpec& spec) {
 bool has_mega_moe(const StepModelSpec& spec) { return mega_moe(spec).has_value(); }
 
 StepModel::Experts StepModel::experts_of(const StepModelSpec& spec) {
-  return {GroupedGemm(shape_of_experts(spec, ExpertKernel::grouped_gemm), spec.cluster.gpu),
+  return {GroupedGemm(shape_of_experts(spec, ExpertKernel::grouped_gemm), spec.expert_gpu()),
           masked_experts(spec), mega_moe(spec)};
 }
 
 StepModel::StepModel(StepModelSpec spec, std::vector<RankMemory> memories)
     : spec_(std::move(spec)),
       fabric_(spec_.cluster),
+      between_sides_(spec_.ffn_cluster ? joined(*spec_.ffn_cluster, spec_.cluster) : spec_.cluster),
       experts_(experts_of(spec_)),
       memories_(std::move(memories)),
       scratch_(std::make_unique<Scratch>(spec_)) {}
@@ -272,7 +273,7 @@ Exchange StepModel::exchange(const PhaseRule& rule, const LayerRouting& routing,
   }
   const bool global = rule.router->needs_global_counts();
   DispatchProblem problem{
-      fabric_, rows.tokens_of_gpu(), static_cast<double>(spec_.model.expert_input()),
+      between_sides_, rows.tokens_of_gpu(), static_cast<double>(spec_.model.expert_input()),
       static_cast<double>(spec_.model.experts_per_token), static_cast<double>(spec_.model.experts)};
   problem.needs_global_counts = global;
   problem.between_sides = plan.afd();
@@ -323,7 +324,7 @@ void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
   // Tables were measured with all tokens of the group at hand. A roofline knows of exchanges that
   // bring a GPU no others than its own experts'.
   const bool held =
-      !spec_.plan.exchanges() || outcome.exchange.gathered || fabric_.cluster().gpu.tables;
+      !spec_.plan.exchanges() || outcome.exchange.gathered || spec_.expert_gpu().tables;
   outcome.tokens_held = held ? scratch_->rows.tokens() : 0;
   outcome.experts.resize(at(ranks));
   outcome.useful_rows = outcome.padded_rows = 0;
@@ -587,7 +588,8 @@ void StepModel::sum_up(StepSample& sample) const {
   paths.reserve(sample.stages.size());
   for (StepCost& stage : sample.stages) {
     stage.idle.assign(at(spec_.plan.stage_gpus()), 0.0);
-    paths.emplace_back(spec_.plan, fabric_.cluster().gpu, stage, Explainer(nullptr));
+    paths.emplace_back(spec_.plan, spec_.cluster.gpu, spec_.expert_gpu(), stage,
+                       Explainer(nullptr));
   }
   int moe_layer = 0;
   for (int l = 0; l < layers; ++l) {
@@ -717,7 +719,7 @@ void StepModel::add_up(const StepBatch& batch, Pass pass, StepCost& result,
                       !spec_.overlap.shared_expert && !spec_.overlap.combine_attention &&
                       !plan.afd();
   start_sum(result);
-  CriticalPath path(plan, fabric_.cluster().gpu, result, Explainer(explain));
+  CriticalPath path(plan, spec_.cluster.gpu, spec_.expert_gpu(), result, Explainer(explain));
   RankExchanges exchanges(fabric_, {spec_.model, plan, spec_.precision, fabric_.cluster().gpu},
                           ranks, batch, result);
   int moe_layer = 0;

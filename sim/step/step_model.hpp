@@ -52,6 +52,7 @@ struct StepInput {
 /// The EP group whose steps are priced.
 struct StepModelSpec {
   ClusterSpec cluster;
+  std::optional<ClusterSpec> ffn_cluster{};  ///< of the experts' GPUs (AFD); none: `cluster`
   MoeModel model;
   ParallelPlan plan;
   PrecisionPlan precision;
@@ -63,6 +64,8 @@ struct StepModelSpec {
   bool counts_locality = false;
   /// Whether some dispatch fuses_experts().
   bool mega_moe = false;
+
+  const GpuSpec& expert_gpu() const { return ffn_cluster ? ffn_cluster->gpu : cluster.gpu; }
 };
 
 /// Whether a table has mega_moe_kernel for such experts: nothing else prices it.
@@ -149,6 +152,7 @@ class StepModel {
 
   StepModelSpec spec_;
   Fabric fabric_;
+  Fabric between_sides_;  // for tokens; with one cluster the same
   // Of one layer on one GPU, by ExpertKernel: grouped_gemm, and what else was measured.
   using Experts = std::array<std::optional<GroupedGemm>, expert_kernels>;
   static Experts experts_of(const StepModelSpec&);

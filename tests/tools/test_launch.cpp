@@ -358,6 +358,9 @@ TEST_CASE("attention and experts apart: commands of attention's GPUs, and what s
                                 "afd-plugin"));
   CHECK_THAT(launch("sglang", apart),
              Contains("/parallel/ffn_gpus: 4; SGLang has no attention-FFN disaggregation"));
+  Json two_kinds = apart;
+  two_kinds["ffn_cluster"] = two_kinds["cluster"];
+  CHECK_THAT(launch("vllm", two_kinds), Contains("# not in these commands: /ffn_cluster: "));
   CHECK_THAT(launch("sglang", apart), Contains("--tp-size 8 "));
   CHECK_THAT(launch("vllm", base), !Contains("ffn_gpus"));
 }

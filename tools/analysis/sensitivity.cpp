@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <concepts>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -43,23 +44,30 @@ void add_tables(const KernelTables& tables, std::vector<PriceConstant>& constant
       constants.push_back({fmt::format("{} table, {}", table->name, word),
                            fmt::format("error {:.1f} %", 100 * tables.error(*table, evidence)),
                            [table, evidence = evidence](Deployment& pool, double factor) {
-                             GpuSpec& gpu = pool.cluster.gpu;
-                             if (!gpu.tables) return;
                              TableFactors factors;
                              factors[table->name].fill(1);
                              factors[table->name][static_cast<std::size_t>(evidence)] = factor;
-                             gpu.tables = scaled(*gpu.tables, factors);
+                             pool.each_cluster([&](ClusterSpec& cluster) {
+                               auto& tables = cluster.gpu.tables;
+                               if (tables) tables = scaled(*tables, factors);
+                             });
                            }});
     }
   }
 }
 
 // Adds constants of one part of every pool, by name: "GROUP NAME". `part` finds the part in a pool.
+// Parts of a cluster are found in each cluster.
 template <class Part>
 auto adder(std::string group, std::string basis, Part part, std::vector<PriceConstant>& constants) {
   return [=, &constants](const std::string& name, auto scale) {
     constants.push_back({group + ' ' + name, basis, [part, scale](Deployment& pool, double factor) {
-                           scale(part(pool), factor);
+                           if constexpr (std::invocable<Part, ClusterSpec&>) {
+                             pool.each_cluster(
+                                 [&](ClusterSpec& cluster) { scale(part(cluster), factor); });
+                           } else {
+                             scale(part(pool), factor);
+                           }
                          }});
   };
 }
@@ -67,10 +75,10 @@ auto adder(std::string group, std::string basis, Part part, std::vector<PriceCon
 // Constants of all precisions of a kernel go together.
 void add_roofline(const Kernel& kernel, const std::string& basis,
                   std::vector<PriceConstant>& constants) {
-  const auto of_pool = [&kernel](Deployment& pool) -> KernelConstants& {
-    return pool.cluster.gpu.kernels.at(&kernel);
+  const auto of_gpu = [&kernel](ClusterSpec& cluster) -> KernelConstants& {
+    return cluster.gpu.kernels.at(&kernel);
   };
-  const auto add = adder(std::string(kernel.name), basis, of_pool, constants);
+  const auto add = adder(std::string(kernel.name), basis, of_gpu, constants);
   add("launch", [](KernelConstants& k, double factor) {
     k.launch *= factor;
     for (auto& [precision, own] : k.by_precision) own.launch *= factor;
@@ -94,10 +102,10 @@ void add_roofline(const Kernel& kernel, const std::string& basis,
 
 void add_links(const Kernel& kernel, const std::string& basis,
                std::vector<PriceConstant>& constants) {
-  const auto of_pool = [&kernel](Deployment& pool) -> CollectiveConstants& {
-    return pool.cluster.gpu.collectives.at(&kernel);
+  const auto of_gpu = [&kernel](ClusterSpec& cluster) -> CollectiveConstants& {
+    return cluster.gpu.collectives.at(&kernel);
   };
-  const auto add = adder(std::string(kernel.name), basis, of_pool, constants);
+  const auto add = adder(std::string(kernel.name), basis, of_gpu, constants);
   add("launch", [](CollectiveConstants& c, double factor) { c.launch *= factor; });
   add("per_gpu", [](CollectiveConstants& c, double factor) { c.per_gpu *= factor; });
   add("bandwidth_share",
@@ -106,8 +114,8 @@ void add_links(const Kernel& kernel, const std::string& basis,
 }
 
 void add_network(std::vector<PriceConstant>& constants) {
-  const auto of_pool = [](Deployment& pool) -> LinkSpec& { return pool.cluster.network; };
-  const auto add = adder("network", "cluster file", of_pool, constants);
+  const auto of_cluster = [](ClusterSpec& cluster) -> LinkSpec& { return cluster.network; };
+  const auto add = adder("network", "cluster file", of_cluster, constants);
   add("latency", [](LinkSpec& link, double factor) {
     link.latency *= factor;
     link.latency_per_doubling *= factor;

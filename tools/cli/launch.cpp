@@ -228,6 +228,9 @@ void note_afd(const ServedModel& pool, const ServingEngine& engine, Notes& notes
       pool.parallel.ffn_gpus,
       how.empty() ? fmt::format("{} has no attention-FFN disaggregation", engine.title)
                   : std::string(how)));
+  if (pool.ffn_cluster)
+    notes.push_back(fmt::format("/ffn_cluster: {}; these commands use GPUs of \"cluster\" alone",
+                                pool.ffn_cluster->name));
 }
 
 // ---- what is written ----

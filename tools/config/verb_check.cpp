@@ -75,13 +75,23 @@ std::string roles_text(const Experiment& e) {
                      e.pools.front().instances, e.decode().instances, options.interval.count());
 }
 
-// "16 GPUs of 16 x H200", or of each pool where pools have clusters of their own.
+// "16 GPUs of 16 x H200", and those of experts where they have a cluster of their own.
+std::string gpus_text(const ServedModel& pool) {
+  std::string text = fmt::format("{} GPUs of {}", gpus_in_cluster(pool), pool.cluster.name);
+  if (pool.ffn_cluster) {
+    text += fmt::format(" and, for experts, {} of {}", gpus_of(pool) - gpus_in_cluster(pool),
+                        pool.ffn_cluster->name);
+  }
+  return text;
+}
+
+// The same of each pool where pools have clusters of their own.
 std::string gpus_text(const Experiment& experiment) {
   const ServedModel &prefill = experiment.pools.front(), &decode = experiment.decode();
-  if (prefill.cluster.name == decode.cluster.name)
+  if (experiment.pools.size() == 1) return gpus_text(decode);
+  if (prefill.cluster.name == decode.cluster.name && !prefill.ffn_cluster && !decode.ffn_cluster)
     return fmt::format("{} GPUs of {}", gpus_of(experiment), decode.cluster.name);
-  return fmt::format("{} GPUs of {} for prefill and {} of {} for decode", gpus_of(prefill),
-                     prefill.cluster.name, gpus_of(decode), decode.cluster.name);
+  return fmt::format("{} for prefill; {} for decode", gpus_text(prefill), gpus_text(decode));
 }
 
 std::string text_of(const Experiment& experiment, bool precision_given) {

@@ -95,8 +95,10 @@ OrderedJson band(const std::vector<double>& values) {
 
 ExperimentSpec resampled(ExperimentSpec spec, int draw) {
   for (PoolSpec& pool : spec.pools) {
-    resample_constants(pool.cluster.gpu, pool.seed, draw);
-    resample_tables(pool.cluster.gpu, pool.seed, draw);
+    pool.each_cluster([&](ClusterSpec& cluster) {
+      resample_constants(cluster.gpu, pool.seed, draw);
+      resample_tables(cluster.gpu, pool.seed, draw);
+    });
   }
   return spec;
 }

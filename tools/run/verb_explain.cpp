@@ -238,7 +238,9 @@ double link_bytes_of_mean(const ExplainedOperation& op, const ParallelPlan& plan
   return op.link_bytes / plan.stage_gpus();
 }
 
-double bandwidth_share(const ExplainedOperation& op, const GpuSpec& gpu) {
+/// Of the GPU that runs the operation.
+double bandwidth_share(const ExplainedOperation& op, const ServedModel& e) {
+  const GpuSpec& gpu = op.part == Part::experts ? e.expert_cluster().gpu : e.cluster.gpu;
   return op.seconds > 0 ? op.hbm_bytes / op.seconds / gpu.hbm_bandwidth.value() : 0;
 }
 
@@ -433,7 +435,8 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
                    {"flops_per_byte", intensity(step.cost.flops, step.cost.hbm_bytes)},
                    {"gpu_flops_per_byte",
                     {{"bf16", balance(gpu, Precision::bf16, Precision::bf16)},
-                     {"experts", balance(gpu, e.precision.experts, e.precision.activations)}}},
+                     {"experts", balance(e.expert_cluster().gpu, e.precision.experts,
+                                         e.precision.activations)}}},
                    {"extrapolated_share", share[at(Evidence::extrapolated)]},
                    {"unmeasured_share", share[at(Evidence::unmeasured)]},
                    {"experts", to_json(active_experts(step, e))},
@@ -453,7 +456,7 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
                                   {"l2_bytes", op.l2_bytes},
                                   {"smem_bytes", op.smem_bytes},
                                   {"link_bytes_mean", link_bytes_of_mean(op, e.parallel)},
-                                  {"hbm_share", bandwidth_share(op, gpu)},
+                                  {"hbm_share", bandwidth_share(op, e)},
                                   {"peak_share", peak_share(op)}});
     if (gpu.power) json["operations"].back()["joules"] = op.joules;
     if (step.cost.afd)
@@ -504,7 +507,8 @@ std::string content_text(const ExplainedStep& step, const ServedModel& e) {
 }
 
 /// A row for each operation; with AFD each says on which side it is.
-Table operations_table(const ExplainedStep& step, const GpuSpec& gpu, const ParallelPlan& plan) {
+Table operations_table(const ExplainedStep& step, const Deployment& e) {
+  const GpuSpec& gpu = e.cluster.gpu;
   std::vector<std::string> heading{"operation", "ms",      "% time", "bound by", "GFLOP",
                                    "HBM MB",    "link MB", "flop/B", "% HBM",    "% peak"};
   if (gpu.power) heading.emplace_back("mJ");
@@ -520,9 +524,9 @@ Table operations_table(const ExplainedStep& step, const GpuSpec& gpu, const Para
                                  std::string(resource_names[at(op.bound)]),
                                  or_dash(op.flops * 1e-9, "{:.0f}"),
                                  or_dash(op.hbm_bytes * 1e-6, "{:.0f}"),
-                                 or_dash(link_bytes_of_mean(op, plan) * 1e-6, "{:.0f}"),
+                                 or_dash(link_bytes_of_mean(op, e.parallel) * 1e-6, "{:.0f}"),
                                  or_dash(intensity(op.flops, op.hbm_bytes), "{:.0f}"),
-                                 or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
+                                 or_dash(100 * bandwidth_share(op, e), "{:.0f}"),
                                  or_dash(100 * peak_share(op), "{:.0f}")};
     if (gpu.power) row.push_back(or_dash(op.joules * 1e3, "{:.0f}"));
     if (step.cost.afd)
@@ -558,7 +562,7 @@ std::string tiers_text(const Deployment& e) {
 
 std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_load) {
   const GpuSpec& gpu = e.cluster.gpu;
-  const Table table = operations_table(step, gpu, e.parallel);
+  const Table table = operations_table(step, e);
   const TypicalTime typical = typical_ms(step);
   const std::string others =
       step.totals.size() == 1
@@ -569,7 +573,7 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
       "one {} step{}{}: {:.3f} ms\n"
       "times and work are those of the slowest rank at each barrier. Link MB are of the mean "
       "GPU\n{}"
-      "{}all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
+      "{}all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {}{:.0f} for the "
       "experts\n\n{}{}{}",
       step_kind_names[at(step.summary.kind)], content_text(step, e),
       own_load ? " (the mean batch of its own load)" : "", step.cost.total.count() * 1e3, others,
@@ -577,7 +581,8 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
           afd_text(step.cost, e.parallel),
       intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
-      balance(gpu, e.precision.experts, e.precision.activations), table.text(),
+      e.ffn_cluster ? fmt::format("{} at ", e.ffn_cluster->gpu.name) : "",
+      balance(e.expert_cluster().gpu, e.precision.experts, e.precision.activations), table.text(),
       held_up_text(held_up(step, e)), grounds_of(step.cost) + tiers_text(e));
 }
 

@@ -487,7 +487,7 @@ std::string summary(const Report& report, const Deployment& e) {
         m.rejected, m.measured_requests, report.pool.kv.blocks_per_rank);
   }
   std::string text;
-  if (e.cluster.gpu.tables == nullptr)
+  if (e.cluster.gpu.tables == nullptr || e.expert_cluster().gpu.tables == nullptr)
     text = "family constants: no table of measured kernels is behind this run\n";
   text += fmt::format(
       "{} requests finished, {} rejected{}; {:.1f} s measured\n"
