@@ -82,6 +82,8 @@ std::span<const Key> parallel_keys() {
        "DCP: how the partial outputs of attention find together"},
       {"pcp", size, unset("1: all GPUs of a rank have all tokens"),
        "groups of tp's GPUs that compute different tokens of a prompt (PCP)"},
+      {"moe_sequence_parallel", form::flag, unset("true"),
+       "false: each GPU of a rank sends all its tokens to experts, not a share"},
       {"decode_ep", size, unset("ep"), "ep of decode steps, if experts are cut otherwise in them"},
       {"decode_weights", form::choice(decode_weights_names), unset("twice, with decode_ep"),
        "decode_ep: both cuts are in HBM, or weights move between steps"}};
@@ -122,6 +124,19 @@ void read_pcp(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
     node.fail(fmt::format(
         "PCP is not modelled for {}, whose layers pass a state from token to token; leave this out",
         model.name));
+}
+
+// Reads whether every GPU of a rank sends all of its tokens.
+void read_sequence_parallel(ConfigReader& r, ParallelPlan& plan) {
+  if (!r.optional("moe_sequence_parallel")) return;
+  plan.moe_sequence_parallel = r.flag("moe_sequence_parallel");
+  if (plan.moe_sequence_parallel) return;
+  const ConfigNode node = r.child("moe_sequence_parallel");
+  if (plan.tp == 1) node.fail("a rank has one GPU, which sends each token once; leave this out");
+  if (!plan.exchanges())
+    node.fail("tokens of one attention rank are not sent; give \"dp\" or leave this out");
+  if (plan.pcp > 1)
+    node.fail("with PCP a rank's GPUs have different tokens; leave out \"pcp\" or this");
 }
 
 // Reads whether GPUs of a rank share its KV cache by tokens.
@@ -221,6 +236,7 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
             fmt::format("pp {} is more than the model's {} layers", plan.pp, model.layers.size()));
     check_ep(node, model, plan, "ep");
     read_pcp(r, model, plan);
+    read_sequence_parallel(r, plan);
     const std::string cut_fault = model.cut_fault(plan.slices());
     require(cut_fault.empty(), cut_fault);
     read_dcp(r, model, plan);

@@ -53,6 +53,10 @@ struct ParallelPlan {
   /// its prompts, and each computes all tokens that decode. Each group has all of attention's
   /// weights, and the KV cache of all tokens.
   int pcp = 1;
+  /// Each of the tp GPUs of a rank sends a share of its tokens to their experts, and gathers what
+  /// comes back (sequence parallelism); else each sends all of them, and experts compute all
+  /// copies.
+  bool moe_sequence_parallel = true;
   int decode_ep = 0;  ///< ep of steps under the rule of decode; 0: that of all steps
   DecodeWeights decode_weights = DecodeWeights::twice;
   bool operator==(const ParallelPlan&) const = default;
@@ -71,6 +75,8 @@ struct ParallelPlan {
   bool exchanges() const { return dp > 1 || pcp > 1 || afd(); }
   /// GPUs that weights and heads of attention are cut over.
   int slices() const { return tp / pcp; }
+  /// How often each token is sent to its experts.
+  int times_sent() const { return moe_sequence_parallel ? 1 : tp; }
   /// The EP rank that a policy counts the tokens of a GPU of attention to: the GPU's own, or with
   /// AFD the ranks in turn, as many GPUs to each as can be.
   int source_rank(int gpu) const { return afd() ? gpu * ep / attention_gpus() : gpu / moe_tp(); }

@@ -46,7 +46,7 @@ double most_tokens(const Deployment& e, StepKind rule) {
 double buffer_rows(const Deployment& e) {
   double most = 0;
   for (std::size_t kind = 0; kind < e.phases.size(); ++kind) {
-    const double tokens = most_tokens(e, static_cast<StepKind>(kind));
+    const double tokens = most_tokens(e, static_cast<StepKind>(kind)) * e.parallel.times_sent();
     // With AFD as if the tokens came from as many ranks as there are for experts.
     const double ranks = e.parallel.afd() ? e.parallel.ep : e.parallel.dp;
     most = std::max(most, e.phases[kind].dispatch->buffer_rows(tokens * e.parallel.dp / ranks,
@@ -61,7 +61,8 @@ double rows_sent(const Deployment& e) {
   double most = 0;
   for (std::size_t kind = 0; kind < e.phases.size(); ++kind)
     most = std::max(most, most_tokens(e, static_cast<StepKind>(kind)));
-  return most / e.parallel.tp * std::min(e.model.experts_per_token, e.parallel.expert_gpus());
+  return most * e.parallel.times_sent() / e.parallel.tp *
+         std::min(e.model.experts_per_token, e.parallel.expert_gpus());
 }
 
 // Room for copies that steps bring, in slots: of the rule that needs most, the same in all layers.

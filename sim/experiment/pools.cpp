@@ -210,6 +210,7 @@ bool same_weights(const PoolSpec& a, const PoolSpec& b) {
   ParallelPlan stripes = a.parallel;
   stripes.dcp = b.parallel.dcp;
   stripes.dcp_merge = b.parallel.dcp_merge;
+  stripes.moe_sequence_parallel = b.parallel.moe_sequence_parallel;
   return stripes == b.parallel && p.experts == q.experts && p.attention == q.attention &&
          p.ffn == q.ffn && a.replication_effective == b.replication_effective;
 }

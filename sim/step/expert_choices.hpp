@@ -23,6 +23,7 @@ class StepRows {
   /// Reads these layers of the step. Threads may read different ones at a time.
   void read(const RowSource&, int first_layer, int last_layer);
 
+  /// As often as each is sent.
   std::int64_t tokens() const { return tokens_; }
   /// [MoE layers, experts]: the step's own, in exchange for memory that the next step may use.
   void hand_over(std::vector<std::int32_t>& tokens_of_expert) {

@@ -76,7 +76,7 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& laye
     const bool counted =
         gpu_.tables || gpu_.kernel(grouped_gemm_kernel).of(precision_.experts).copies > 0;
     if (plan_.exchanges() && !counted) {
-      const double selections = tokens * model_.experts_per_token / slices_.tp;
+      const double selections = tokens * model_.experts_per_token * plan_.times_sent() / slices_.tp;
       permute_operations(shard, selections, "pack", before);
       permute_operations(shard, selections, "unpack", after);
     }

@@ -38,6 +38,7 @@ void RankExchanges::all_reduce(CriticalPath& path) const {
 void RankExchanges::rejoin(CriticalPath& path) const {
   if (shard_.plan.slices() == 1 || !shard_.plan.exchanges()) return;
   const bool sliced = shard_.model.shared_width > 0 || shard_.model.dense_residual;
+  if (!sliced && !shard_.plan.moe_sequence_parallel) return;
   path.collective({sliced ? "tp_all_reduce" : "tp_all_gather", Part::all_reduce,
                    sliced ? reduced_ : gathered_, traffic_, ranks_alike_});
 }

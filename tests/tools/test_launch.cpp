@@ -358,6 +358,11 @@ TEST_CASE("attention and experts apart: commands of attention's GPUs, and what s
                                 "afd-plugin"));
   CHECK_THAT(launch("sglang", apart),
              Contains("/parallel/ffn_gpus: 4; SGLang has no attention-FFN disaggregation"));
+  const Json copies =
+      with({{"instances", 1},
+            {"parallel", {{"dp", 4}, {"tp", 2}, {"ep", 8}, {"moe_sequence_parallel", false}}}});
+  CHECK_THAT(launch("vllm", copies),
+             Contains("/parallel/moe_sequence_parallel: false; vLLM has no"));
   Json two_kinds = apart;
   two_kinds["ffn_cluster"] = two_kinds["cluster"];
   CHECK_THAT(launch("vllm", two_kinds), Contains("# not in these commands: /ffn_cluster: "));
