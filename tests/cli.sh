@@ -441,6 +441,9 @@ set_refused '/cluster="a\u0000b"' "a name with a NUL" 'good.json:/cluster: "a.u0
 set_refused $'/workload/gating/preset=\xff' "a value that is not UTF-8" '--set .*/workload/gating/preset=.*expected text in UTF-8'
 sed 's/"seed": 1/"seed": 1, "seed": 2/' "$config" >"$work/twice_config.json"
 refuses "a key twice" 'twice_config.json: "/seed" is there twice' check "$work/twice_config.json"
+refuses "a store called as a table" 'table.csv: results are kept in a SQLite file; name it .*table.sqlite' \
+  sweep configs/quick_sweep.json -o "$work/table.csv"
+[[ ! -e "$work/table.csv" ]] || fail "a refused store was begun"
 refuses "a store without a name" 'the store has no name' sweep configs/quick_sweep.json -o ""
 refuses "one file for two outputs" '-o and --profile name one file' run "$config" -o "$work/one" --profile "$work/../$(basename "$work")/one"
 printf '{"base": "%s", "axes": {"/workload/arrivals/rate": [100, 200]}, "set": {"/slo": {"ttft": "1 s"}}}' "$config" >"$work/tune.json"

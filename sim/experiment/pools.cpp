@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/shipped.hpp"
+
 namespace moesim {
 
 ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonKeys& common) {
@@ -39,7 +41,12 @@ ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
   return part_of(node, pool, {of_both_pools, taken_out, "both pools", "pool"});
 }
 
-Json cluster_said_of(const PoolSpec& pool) { return pool.node.child("cluster").json(); }
+// A file by its place, however it is named.
+Json cluster_said_of(const PoolSpec& pool) {
+  const ConfigNode cluster = pool.node.child("cluster");
+  if (!cluster.json().is_string()) return cluster.json();
+  return std::filesystem::weakly_canonical(named_file(cluster, Shipped::cluster)).string();
+}
 
 // GPUs of the pools must be there, in one cluster or in two.
 void check_gpus(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec& decode) {

@@ -26,7 +26,8 @@ struct GpusOfKind {
 };
 /// Those of its "cluster" first. Refers to the pool.
 std::vector<GpusOfKind> kinds_of_gpus(const ServedModel&);
-/// Whether two pools say the same "cluster", whose GPUs they then share.
+/// Whether two pools say the same "cluster", whose GPUs they then share: by a name or a path of one
+/// file, or in equal words.
 bool one_cluster(const PoolSpec&, const PoolSpec&);
 
 /// What the KV cache of a prompt takes to cross over.

@@ -314,6 +314,19 @@ TEST_CASE("each pool may have a cluster of its own, and computes as it does on t
   CHECK(run(load(config)).document()["metrics"].dump() == report["metrics"].dump());
 }
 
+TEST_CASE("a name and a path of one file are one cluster") {
+  const auto named = [](const char* prefill, const char* decode) {
+    return load(apart({{"pools",
+                        {{"prefill", {{"cluster", prefill}}}, {"decode", {{"cluster", decode}}}}}}));
+  };
+  const char* path = "../hardware/clusters/h100x16.json";
+  const Experiment one = named("h100x16", path);
+  CHECK(one_cluster(one.pools.front(), one.pools.back()));
+  CHECK(!one.kv_link->network);
+  const Experiment two = named("h100x8", path);
+  CHECK(!one_cluster(two.pools.front(), two.pools.back()));
+}
+
 TEST_CASE("pools on two clusters that cannot be are refused in a sentence") {
   const auto with = [](const Json& set, const Json& more = Json::object()) {
     Json json = apart({{"pools", {{"prefill", set}}}});
