@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does each side of a group take its own GPUs' time, memory, power and price when experts have a
 // cluster of their own?
+#include <fmt/format.h>
+
 #include "sim/experiment/pools.hpp"
 #include "sim/serving/simulator.hpp"
 #include "sim/serving/typical_step.hpp"

@@ -316,8 +316,8 @@ TEST_CASE("each pool may have a cluster of its own, and computes as it does on t
 
 TEST_CASE("a name and a path of one file are one cluster") {
   const auto named = [](const char* prefill, const char* decode) {
-    return load(apart({{"pools",
-                        {{"prefill", {{"cluster", prefill}}}, {"decode", {{"cluster", decode}}}}}}));
+    return load(apart(
+        {{"pools", {{"prefill", {{"cluster", prefill}}}, {"decode", {{"cluster", decode}}}}}}));
   };
   const char* path = "../hardware/clusters/h100x16.json";
   const Experiment one = named("h100x16", path);
