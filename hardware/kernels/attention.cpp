@@ -137,21 +137,34 @@ double causal_pairs(double queries, double context, double window) {
   return window > 0 && context > window ? std::min(pairs, queries * window) : pairs;
 }
 
-Question ask(const AttentionCall& call, const GpuSpec& gpu) {
-  const std::string_view cache = call.kv_bytes < 2 ? "fp8" : "bfloat16";
-  std::vector<std::string> groups;
+namespace {
+
+GroupNames groups_of_call(bool fp8, bool window, bool large) {
+  GroupNames groups;
   for (const std::string_view multiplied : {"bfloat16", "fp8"})
-    groups.push_back(group_of(cache, multiplied, call.window > 0));
-  std::string stand_in;
-  if (is_from_hbm(call, gpu)) {
-    put_from_hbm_first(groups);
-    // TensorRT-LLM's rows of large caches are left out: they are faster than HBM. Among themselves
-    // they read caches of eight bits at 1.06 to 1.14 times the rate of those of 16 bits (H100,
-    // H200). FlashAttention 3, which answers for them, takes .62 to .85 times its own rate.
-    if (call.kv_bytes < 2) stand_in = from_hbm(group_of("bfloat16", "bfloat16", call.window > 0));
-  }
-  return {call.decode ? attention_decode_table : attention_prefill_table, std::move(groups),
-          locate(call, gpu), std::move(stand_in)};
+    groups.names.push_back(group_of(fp8 ? "fp8" : "bfloat16", multiplied, window));
+  if (!large) return groups;
+  put_from_hbm_first(groups.names);
+  // TensorRT-LLM's rows of large caches are left out: they are faster than HBM. Among themselves
+  // they read caches of eight bits at 1.06 to 1.14 times the rate of those of 16 bits (H100,
+  // H200). FlashAttention 3, which answers for them, takes .62 to .85 times its own rate.
+  if (fp8) groups.stand_in = from_hbm(group_of("bfloat16", "bfloat16", window));
+  return groups;
+}
+
+}  // namespace
+
+Question ask(const AttentionCall& call, const GpuSpec& gpu) {
+  static const auto all = [] {
+    std::array<GroupNames, 8> made;
+    for (std::size_t i = 0; i < made.size(); ++i)
+      made[i] = groups_of_call((i & 4) != 0, (i & 2) != 0, (i & 1) != 0);
+    return made;
+  }();
+  const std::size_t which = (call.kv_bytes < 2 ? 4U : 0U) + (call.window > 0 ? 2U : 0U) +
+                            (is_from_hbm(call, gpu) ? 1U : 0U);
+  return {call.decode ? attention_decode_table : attention_prefill_table, Groups(&all[which]),
+          locate(call, gpu)};
 }
 
 Cost attention(const AttentionShape& shape, const AttentionLoad& load, const GpuSpec& gpu) {

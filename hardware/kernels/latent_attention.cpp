@@ -223,16 +223,30 @@ constinit const Kernel mla_bmm_kernel{
     .power = PowerClass::gemm,
 };
 
-Question ask(const LatentAttentionCall& call, const GpuSpec& gpu) {
-  const bool fp8 = call.kv_bytes < 2;
-  std::vector<std::string> groups;
+namespace {
+
+GroupNames latent_groups(bool fp8, bool large, std::string_view block) {
+  GroupNames groups;
   for (const std::string_view cache : {fp8 ? "fp8" : "bfloat16", fp8 ? "bfloat16" : "fp8"})
     for (const std::string_view multiplied : {"bfloat16", "fp8"})
-      groups.push_back(group_of(cache, multiplied, call.block));
-  if (is_from_hbm(call, gpu)) put_from_hbm_first(groups);
-  const MeasuredTable& core = call.decode ? mla_decode_table : mla_prefill_table;
-  const MeasuredTable& block = call.decode ? mla_decode_module_table : mla_prefill_module_table;
-  return {call.block.empty() ? core : block, std::move(groups), locate(call, gpu)};
+      groups.names.push_back(group_of(cache, multiplied, block));
+  if (large) put_from_hbm_first(groups.names);
+  return groups;
+}
+
+}  // namespace
+
+Question ask(const LatentAttentionCall& call, const GpuSpec& gpu) {
+  const bool fp8 = call.kv_bytes < 2, large = is_from_hbm(call, gpu);
+  if (!call.block.empty()) {
+    return {call.decode ? mla_decode_module_table : mla_prefill_module_table,
+            latent_groups(fp8, large, call.block), locate(call, gpu)};
+  }
+  static const std::array<GroupNames, 4> all{
+      latent_groups(false, false, {}), latent_groups(false, true, {}),
+      latent_groups(true, false, {}), latent_groups(true, true, {})};
+  return {call.decode ? mla_decode_table : mla_prefill_table,
+          Groups(&all[(fp8 ? 2U : 0U) + (large ? 1U : 0U)]), locate(call, gpu)};
 }
 
 Question ask(const AbsorptionCall& call, const GpuSpec& gpu) {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <set>
 #include <shared_mutex>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -124,6 +125,26 @@ std::vector<double> Candidates::ticks(int axis) const {
   return {all.begin(), all.end()};
 }
 
+namespace {
+
+/// By what a curve is found: asked with a view, kept with a text.
+template <class Text>
+struct CurveName {
+  const MeasuredTable* table;
+  Text group;
+  Coordinates shape;
+};
+
+template <class A, class B>
+bool operator<(const CurveName<A>& a, const CurveName<B>& b) {
+  const auto order = [](const auto& name) {
+    return std::tuple(name.shape, std::string_view(name.group), name.table->name);
+  };
+  return order(a) < order(b);
+}
+
+}  // namespace
+
 /// What was read, and what was made of it so far.
 struct KernelTables::State {
   State(const GpuSpec&, const EngineVersion&, KernelChoice);
@@ -154,7 +175,7 @@ struct KernelTables::State {
   std::vector<Source> sources;
   std::map<std::string, double, std::less<>> errors, carried_errors;  // by table
   mutable std::shared_mutex mutex;
-  mutable std::map<std::pair<std::string, Coordinates>, std::unique_ptr<const Curve>> curves;
+  mutable std::map<CurveName<std::string>, std::unique_ptr<const Curve>, std::less<>> curves;
   mutable std::map<std::string, std::shared_ptr<const void>> made;
 };
 
@@ -357,15 +378,18 @@ const Curve& KernelTables::State::curve(const Question& question) const {
   Coordinates shape{};
   for (std::size_t axis = 0; axis < table.axes.size(); ++axis)
     if (table.axes[axis].varies == TableAxis::by_shape) shape[axis] = question.place.at[axis];
-  const std::pair name(std::string(table.name) + " " + question.groups.front(), shape);
+  std::vector<std::string> groups;
   {
+    // Every price of a step comes here: nothing is copied.
+    const CurveName<std::string_view> name{&table, question.groups->names.front(), shape};
     const std::shared_lock lock(mutex);
     const auto known = curves.find(name);
     if (known != curves.end()) return *known->second;
+    groups = question.groups->names;
   }
-  std::vector<std::string> groups = question.groups;
-  if (!question.stand_in.empty() && lacks_own(table, groups))
-    groups.insert(groups.begin(), question.stand_in);
+  CurveName<std::string> name{&table, groups.front(), shape};
+  if (!question.groups->stand_in.empty() && lacks_own(table, groups))
+    groups.insert(groups.begin(), question.groups->stand_in);
   const auto found = std::make_shared<const Candidates>(find(table, groups, shape));
   auto made_curve = std::make_unique<Curve>();
   if (!found->empty()) {
@@ -381,7 +405,7 @@ const Curve& KernelTables::State::curve(const Question& question) const {
     });
   }
   const std::unique_lock lock(mutex);
-  return *curves.try_emplace(name, std::move(made_curve)).first->second;
+  return *curves.try_emplace(std::move(name), std::move(made_curve)).first->second;
 }
 
 // --- answers -------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <array>
+#include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "hardware/gpu.hpp"
@@ -75,14 +78,33 @@ struct MeasuredTable {
   }
 };
 
+/// Groups of a table that may answer a call.
+struct GroupNames {
+  std::vector<std::string> names;  ///< the most fitting first
+  /// The group whose shares another engine's kernels answer by, where the engine that is asked for
+  /// was measured in some of `names`, but not in the foremost; empty: theirs of that group.
+  std::string stand_in{};
+};
+
+/// The names of one call; or names that last, so that a kernel that every step asks for makes none.
+class Groups {
+ public:
+  Groups(std::initializer_list<std::string> names) : Groups(GroupNames{names}) {}
+  Groups(GroupNames own)
+      : own_(std::make_unique<const GroupNames>(std::move(own))), names_(own_.get()) {}
+  explicit Groups(const GroupNames* lasting) : names_(lasting) {}
+  const GroupNames* operator->() const { return names_; }
+
+ private:
+  std::unique_ptr<const GroupNames> own_;
+  const GroupNames* names_;
+};
+
 /// A call, as tables are asked for its time.
 struct Question {
   const MeasuredTable& table;
-  std::vector<std::string> groups;  ///< that may answer, the most fitting first
+  Groups groups;
   Located place;
-  /// The group whose shares another engine's kernels answer by, where the engine that is asked for
-  /// was measured in some of `groups`, but not in the foremost; empty: theirs of that group.
-  std::string stand_in{};
 };
 
 /// The samples of a row. Throws ConfigError if the row lacks a column or is no kernel's.
