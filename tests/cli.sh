@@ -122,6 +122,10 @@ cmp "$work/a" "$work/c" || fail "the resolved config gives another report"
 # Tables keep to 100 columns where nothing says how wide the output is, as in a pipe, and to COLUMNS where that does.
 "$moesim" explain configs/afd_deepseek_v3.json --sequences 8 --context 1000 --samples 1 2>/dev/null >"$work/text" || fail "explain with AFD"
 (($(wc -L <"$work/text") <= 100)) || fail "explain with AFD and energy is wider than 100 columns: $(wc -L <"$work/text")"
+two_kinds=(configs/afd_step3.json --set /cluster=h20x32 --set /ffn_cluster=h800x32)
+"$moesim" explain "${two_kinds[@]}" --sequences 8 --context 1000 --samples 1 2>/dev/null >"$work/text" || fail "explain with two kinds of GPUs"
+(($(wc -L <"$work/text") <= 100)) || fail "explain with two kinds of GPUs is wider than 100 columns: $(wc -L <"$work/text")"
+"$moesim" check "${two_kinds[@]}" 2>/dev/null | grep -q 'on 16 GPUs of 32 x H20 in 4 nodes and, for experts, 16 of' || fail "check names both clusters"
 COLUMNS=140 "$moesim" explain configs/afd_deepseek_v3.json --sequences 8 --context 1000 --samples 1 2>/dev/null |
   grep -q '^operation .* bound by .* link MB .* mJ$' || fail "explain: a table of 140 columns is not whole"
 for engine in vllm sglang trtllm; do

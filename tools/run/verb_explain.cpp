@@ -569,21 +569,22 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
           ? ""
           : fmt::format("{} similar steps take {:.3f} +- {:.3f} ms in the mean\n",
                         step.totals.size(), typical.mean, typical.margin);
+  const std::string balances = wrapped(fmt::format(
+      "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {}{:.0f} for the experts",
+      intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
+      balance(gpu, Precision::bf16, Precision::bf16),
+      e.ffn_cluster ? fmt::format("{} at ", e.ffn_cluster->gpu.name) : "",
+      balance(e.expert_cluster().gpu, e.precision.experts, e.precision.activations)));
   return fmt::format(
       "one {} step{}{}: {:.3f} ms\n"
       "times and work are those of the slowest rank at each barrier. Link MB are of the mean "
-      "GPU\n{}"
-      "{}all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {}{:.0f} for the "
-      "experts\n\n{}{}{}",
+      "GPU\n{}{}{}\n\n{}{}{}",
       step_kind_names[at(step.summary.kind)], content_text(step, e),
       own_load ? " (the mean batch of its own load)" : "", step.cost.total.count() * 1e3, others,
       to_text(active_experts(step, e), e.model) + hidden_text(step.cost) +
           afd_text(step.cost, e.parallel),
-      intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
-      balance(gpu, Precision::bf16, Precision::bf16),
-      e.ffn_cluster ? fmt::format("{} at ", e.ffn_cluster->gpu.name) : "",
-      balance(e.expert_cluster().gpu, e.precision.experts, e.precision.activations), table.text(),
-      held_up_text(held_up(step, e)), grounds_of(step.cost) + tiers_text(e));
+      balances, table.text(), held_up_text(held_up(step, e)),
+      grounds_of(step.cost) + tiers_text(e));
 }
 
 int explain_steps(const ExplainOptions& options) {
