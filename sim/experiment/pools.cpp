@@ -244,6 +244,8 @@ void check_roles(const ConfigNode& node, const PoolRolesSpec& roles, PoolSpec& p
            "groups that keep KV caches for agents, or in tiers, do not move; leave out "
            "\"tiers\" and \"retention\"");
     refuse(!pool->failures.outages.empty(), "groups that fail do not move; leave out \"failures\"");
+    refuse(pool->ffn_cluster.has_value(),
+           "groups on GPUs of two clusters do not move; leave out \"ffn_cluster\"");
   }
   const Slo owed = decode.loosest_slo();
   refuse(roles.policy()->needs_objectives() && (!owed.ttft || !owed.tpot),

@@ -294,9 +294,8 @@ int read_instances(const ConfigNode& node, const ServedModel& e) {
     }
     if (instances > 1 && gpus % domain != 0 && domain % gpus != 0) {
       node.fail(fmt::format(
-          "instances of {} GPUs do not divide NVLink domains of {} evenly; use a divisor "
-          "or a multiple "
-          "of the domain",
+          "instances of {} GPUs do not divide NVLink domains of {} evenly; use a divisor or a "
+          "multiple of the domain",
           gpus, domain));
     }
   };

@@ -187,6 +187,16 @@ TEST_CASE("GPUs of the experts' cluster are not counted in the other, in a pool 
   CHECK_THAT(refused(one), Contains("8 GPUs for prefill and 16 for decode are 24"));
 }
 
+TEST_CASE("groups on two clusters do not move between pools") {
+  const Json group{{"ffn_cluster", cluster_of(b200)}, {"parallel", {{"dp", 8}, {"ffn_gpus", 8}}}};
+  Json decode = group;
+  decode["scheduling"] = {{"type", "decode_only"}, {"max_num_seqs", 8}};
+  const Json json =
+      test::tiny_experiment({{"pools", {{"prefill", group}, {"decode", decode}}},
+                             {"pool_roles", {{"type", "thresholds"}, {"least_groups", 1}}}});
+  CHECK_THAT(refused(json), Contains("/pool_roles") && Contains("leave out \"ffn_cluster\""));
+}
+
 TEST_CASE("drafts and moving experts take the experts' GPUs, too") {
   const auto with = [](const Json& experts, const Json& set) {
     return run(test::load(apart(cluster_of(h100), experts, set))).document();

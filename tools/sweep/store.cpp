@@ -292,17 +292,13 @@ std::optional<Store> Store::open_if_begun(const std::filesystem::path& file) {
   return store;
 }
 
-namespace {
-
-// A name that says the file is something else.
-void check_name(const std::filesystem::path& file) {
+void Store::check_name(const std::filesystem::path& file) {
+  if (file.empty()) throw ConfigError("the store has no name; name a SQLite file");
   constexpr std::array<std::string_view, 5> others{".csv", ".json", ".html", ".md", ".txt"};
   if (std::ranges::find(others, file.extension().string()) == others.end()) return;
   throw ConfigError(fmt::format("{}: results are kept in a SQLite file; name it {}", file.string(),
                                 std::filesystem::path(file).replace_extension(".sqlite").string()));
 }
-
-}  // namespace
 
 Store Store::open_for(const std::filesystem::path& file, const Json& sweep,
                       std::span<const SweepPoint> points) {

@@ -86,6 +86,8 @@ class Store {
  public:
   static constexpr int schema_version = 1;
 
+  /// Throws ConfigError if a new store has no name, or one that says the file is something else.
+  static void check_name(const std::filesystem::path& file);
   /// Opens what a sweep has written.
   static Store open(const std::filesystem::path& file);
   /// As open(); nothing where there is no file yet, or one without a table: a program that was

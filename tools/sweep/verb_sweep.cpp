@@ -110,7 +110,7 @@ int run_here(const SweepArguments& options, Sweep sweep, const PointRunner& runn
 }
 
 int run(const SweepArguments& options) {
-  if (options.store.empty()) throw ConfigError("-o: the store has no name; name a SQLite file");
+  Store::check_name(options.store);
   Sweep sweep = expand_sweep(ConfigNode::from_file(options.config));
   if (!options.shard.empty()) sweep = shard_of(std::move(sweep), parse_shard(options.shard));
   const PointRunner runner = experiments_at(sweep.base_file);
