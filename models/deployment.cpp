@@ -83,7 +83,7 @@ std::span<const Key> parallel_keys() {
       {"pcp", size, unset("1: all GPUs of a rank have all tokens"),
        "groups of tp's GPUs that compute different tokens of a prompt (PCP)"},
       {"moe_sequence_parallel", form::flag, unset("true"),
-       "false: each GPU of a rank sends all its tokens to experts, not a share"},
+       "false: each GPU of a rank sends the experts all tokens, not a share"},
       {"decode_ep", size, unset("ep"), "ep of decode steps, if experts are cut otherwise in them"},
       {"decode_weights", form::choice(decode_weights_names), unset("twice, with decode_ep"),
        "decode_ep: both cuts are in HBM, or weights move between steps"}};

@@ -318,8 +318,8 @@ void check_ffn_cluster(const ConfigNode& node, const PoolSpec& e) {
     if (plan.attention_gpus() % domain == 0) continue;
     node.fail(
         fmt::format("dp * tp = {} GPUs for attention do not fill NVLink domains of {}; use a "
-                    "multiple of that",
-                    plan.attention_gpus(), domain));
+                    "multiple of {}",
+                    plan.attention_gpus(), domain, domain));
   }
 }
 

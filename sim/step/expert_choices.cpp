@@ -64,37 +64,27 @@ void StepRows::find_sources(const StepBatch& batch) {
   runs_.clear();
   tokens_of_gpu_.assign(at(plan_.attention_gpus()), 0.0);
   std::size_t token = 0;
-  const auto add = [&](const RowRange& range, std::int32_t i, int gpu) {
-    row_of_token_[token] = static_cast<std::size_t>(range.first_row + i);
-    source_gpu_[token] = gpu;
-    source_rank_[token++] = plan_.source_rank(gpu);
-    tokens_of_gpu_[at(gpu)] += 1;
-  };
-  const auto begin_run = [&](Phase phase) {
-    if (runs_.empty() || runs_.back().phase != phase) runs_.push_back({phase, token});
-  };
   const std::span rows(batch.rows);
   for (std::size_t first = 0, end = 0; first < rows.size(); first = end) {
     const std::int32_t rank = rows[first].rank;
     while (end < rows.size() && rows[end].rank == rank) ++end;
-    const std::span of_rank = rows.subspan(first, end - first);
-    if (plan_.times_sent() > 1) {
-      for (int gpu = rank * plan_.tp; gpu < (rank + 1) * plan_.tp; ++gpu) {
-        for (const RowRange& range : of_rank) {
-          begin_run(range.phase);
-          for (std::int32_t i = 0; i < range.count; ++i) add(range, i, gpu);
+    const std::int64_t of_rank = batch.ranks[at(rank)].tokens;
+    for (int copy = 0; copy < plan_.times_sent(); ++copy) {
+      std::int64_t in_rank = 0;
+      for (const RowRange& range : rows.subspan(first, end - first)) {
+        if (runs_.empty() || runs_.back().phase != range.phase)
+          runs_.push_back({range.phase, token});
+        for (std::int32_t i = 0; i < range.count; ++i, ++in_rank) {
+          // With tensor parallelism every GPU of the rank dispatches its share of the tokens, or
+          // each dispatches all of them.
+          int gpu = rank * plan_.tp + copy;
+          if (plan_.tp > 1 && plan_.moe_sequence_parallel)
+            gpu += static_cast<int>(in_rank * plan_.tp / of_rank);
+          row_of_token_[token] = static_cast<std::size_t>(range.first_row + i);
+          source_gpu_[token] = gpu;
+          source_rank_[token++] = plan_.source_rank(gpu);
+          tokens_of_gpu_[at(gpu)] += 1;
         }
-      }
-      continue;
-    }
-    // With tensor parallelism every GPU of the rank dispatches its share of the tokens.
-    const std::int64_t tokens = batch.ranks[at(rank)].tokens;
-    std::int64_t in_rank = 0;
-    for (const RowRange& range : of_rank) {
-      begin_run(range.phase);
-      for (std::int32_t i = 0; i < range.count; ++i, ++in_rank) {
-        add(range, i,
-            plan_.tp == 1 ? rank : rank * plan_.tp + static_cast<int>(in_rank * plan_.tp / tokens));
       }
     }
   }

@@ -16,7 +16,6 @@ namespace {
 using Catch::Matchers::Contains;
 using test::refused;
 using test::seconds_of;
-using test::WithinAbs;
 using test::WithinRel;
 
 constexpr const char* h100 = "h100x16.json";

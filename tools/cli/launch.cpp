@@ -222,9 +222,8 @@ void note_afd(const ServedModel& pool, const ServingEngine& engine, Notes& notes
     notes.push_back(fmt::format("/parallel/decode_ep: {}; no engine cuts experts by phase",
                                 pool.parallel.decode_ep));
   if (!pool.parallel.moe_sequence_parallel)
-    notes.push_back(fmt::format(
-        "/parallel/moe_sequence_parallel: false; {} has no flag that has each GPU send all tokens",
-        engine.title));
+    notes.push_back(fmt::format("/parallel/moe_sequence_parallel: false; {} has no flag for this",
+                                engine.title));
   if (!pool.parallel.afd()) return;
   const std::string_view how = engine.launch.afd;
   notes.push_back(fmt::format(
