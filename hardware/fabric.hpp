@@ -104,8 +104,9 @@ std::span<const Key> cluster_keys();
 ClusterSpec joined(const ClusterSpec& a, const ClusterSpec& b);
 
 /// The kernels that carry tokens: DeepEP's normal ones, its low-latency ones (a copy for each
-/// expert, straight to its GPU), or NVLinkOneSided (a copy for each GPU, within one NVLink domain).
-enum class TokenKernels { normal, low_latency, one_sided };
+/// expert, straight to its GPU), NVLinkOneSided (a copy for each GPU, within one NVLink domain), or
+/// Hybrid-EP (the copies of the normal ones).
+enum class TokenKernels { normal, low_latency, one_sided, hybrid };
 
 /// Token copies on their way to the experts, or the same copies on their way back. The way back
 /// swaps what each GPU sends and receives, of which the fabric takes the larger, so one count

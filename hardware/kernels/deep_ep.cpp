@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "hardware/kernels/collectives.hpp"
+#include "hardware/kernels/hybrid_ep.hpp"
 #include "hardware/kernels/one_sided.hpp"
 #include "hardware/kernels/rough.hpp"
 
@@ -173,6 +174,8 @@ const Kernel& kernel_of(const TokenExchange& tokens) {
       return tokens.combine ? low_latency_combine_kernel : low_latency_all_to_all_kernel;
     case TokenKernels::one_sided:
       return tokens.combine ? one_sided_combine_kernel : one_sided_all_to_all_kernel;
+    case TokenKernels::hybrid:
+      return tokens.combine ? hybrid_combine_kernel : hybrid_all_to_all_kernel;
     case TokenKernels::normal: break;
   }
   return normal_all_to_all_kernel;
@@ -188,7 +191,8 @@ CollectiveCost Fabric::exchange(const TokenExchange& tokens) const {
   const Volume volume = exchange_volume(tokens.copies, tokens.bytes);
   CollectiveCost exchange = cost(kernel, gpus, 1, volume);
   const GpuSpec& gpu = cluster_.gpu;
-  if (!gpu.tables || tokens.hidden <= 0 || exchange.time <= Seconds{}) return exchange;
+  if (!gpu.tables || kernel.table == nullptr) return exchange;
+  if (tokens.hidden <= 0 || exchange.time <= Seconds{}) return exchange;
   const int domains = domain_of(gpus - 1) + 1;
   const Seconds least = Bytes(volume.nvlink_rank) / gpu.scale_up_bandwidth;
   if (tokens.kernels == TokenKernels::one_sided) {

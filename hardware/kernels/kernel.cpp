@@ -9,6 +9,7 @@
 #include "hardware/kernels/deep_ep.hpp"
 #include "hardware/kernels/experts.hpp"
 #include "hardware/kernels/gemm.hpp"
+#include "hardware/kernels/hybrid_ep.hpp"
 #include "hardware/kernels/hyper_connections.hpp"
 #include "hardware/kernels/linear_attention.hpp"
 #include "hardware/kernels/memory.hpp"
@@ -52,6 +53,8 @@ std::span<const Kernel* const> kernels() {
                                            &all_to_all_kernel,
                                            &one_sided_all_to_all_kernel,
                                            &one_sided_combine_kernel,
+                                           &hybrid_all_to_all_kernel,
+                                           &hybrid_combine_kernel,
                                            &low_latency_all_to_all_kernel,
                                            &normal_all_to_all_kernel,
                                            &low_latency_combine_kernel};

@@ -10,6 +10,7 @@ std::unique_ptr<Dispatch> make_all_to_all(ConfigReader&);
 std::unique_ptr<Dispatch> make_low_latency(ConfigReader&);
 std::unique_ptr<Dispatch> make_one_sided(ConfigReader&);
 std::unique_ptr<Dispatch> make_mega_moe(ConfigReader&);
+std::unique_ptr<Dispatch> make_hybrid_ep(ConfigReader&);
 std::unique_ptr<Dispatch> make_all_gather(ConfigReader&);
 std::span<const Key> all_gather_keys();
 std::unique_ptr<Dispatch> make_all_reduce(ConfigReader&);
@@ -75,14 +76,16 @@ const Registry<Dispatch>& dispatches() {
        {"one_sided", "one copy per token and rank, written over NVLink (NVLinkOneSided)",
         make_one_sided, token_bytes_keys},
        {"mega_moe", "tokens travel in the experts' kernel (DeepGEMM's MegaMoE)", make_mega_moe},
+       {"hybrid_ep", "as all_to_all, by kernels of few SMs for long prompts (NVIDIA's Hybrid-EP)",
+        make_hybrid_ep, token_bytes_keys},
        {"all_gather", "every rank receives all tokens (vLLM's default; METRO's, before top-k)",
         make_all_gather, all_gather_keys},
        {"all_reduce", "all ranks' rows are summed, out and back (SGLang's steps with prompts)",
         make_all_reduce, token_bytes_keys},
        {"ids_all_gather", "all-gather of top-k ids alone, then the all-to-all", make_ids_all_gather,
         token_bytes_keys},
-       {"auto", "in each layer the fastest by the cost model, one_sided and mega_moe aside",
-        make_auto, token_bytes_keys}});
+       {"auto", "in each layer the fastest of DeepEP's and NCCL's by the cost model", make_auto,
+        token_bytes_keys}});
   return table;
 }
 
