@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -64,7 +65,7 @@ double longest_stay(const Json& base) {
 }
 
 std::string goodput_text(const SloRun& run) {
-  return fmt::format("{} requests/s: {}", number_text(run.trial.goodput), choices_of(run).shape());
+  return fmt::format("{} requests/s: {}", number_text(run.per_second()), choices_of(run).shape());
 }
 
 class Search {
@@ -105,6 +106,7 @@ class Search {
   SloSearch search_over(std::vector<Json> places, double stays) const {
     const double seconds = stays * longest_stay(search_.base);
     SloSearch slo = stage_search(search_, document(), std::move(places), ladder_);
+    slo.by_load = true;
     slo.mixed_steps = true;
     slo.start = -1;
     slo.set_load = [seconds](Json& place, const std::string& rate, double per_second) {
@@ -153,20 +155,20 @@ class Search {
   void look_at_shapes() {
     const std::vector<PlannedDeployment> together =
         shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts);
-    const std::vector<std::optional<TuneBound>> bounds =
-        bounds_of(places_of(search_.base, together));
+    SloSearch of_shapes = search_over(places_of(search_.base, together), short_stays);
+    of_shapes.mixed_steps = false;
+    const std::vector<std::optional<TuneBound>> bounds = bounds_of(of_shapes, "shapes");
     if (plan_.stopped) return;
     std::vector<BoundedShape> bounded;
-    double best_bound = 0, prefill = 0, decode = 0;
+    double prefill = 0, decode = 0;
     for (std::size_t i = 0; i < together.size(); ++i) {
       if (!bounds[i]) continue;
       bounded.push_back({together[i], *bounds[i]});
-      best_bound = std::max(best_bound, bounds[i]->goodput);
       prefill = std::max(prefill, bounds[i]->prefill);
       decode = std::max(decode, bounds[i]->decode);
     }
-    // Pools may serve more than any group that does both.
-    best_bound = std::max(best_bound, std::min(prefill, decode));
+    // Pools may serve as much, and no group that does both serves more.
+    double best_bound = std::min(prefill, decode);
     // Where no shape has a chance, a load under which requests are alone says how near they come.
     constexpr double few_in_flight = 10;
     if (best_bound == 0) best_bound = few_in_flight / longest_stay(search_.base);
@@ -183,23 +185,25 @@ class Search {
       join(std::move(result.found));
     }
     if (plan_.stopped) return;
-    // Whatever their bounds say, the plain shapes are run.
-    std::vector<std::optional<TuneBound>> lifted = bounds;
-    std::vector<std::size_t> all, plain;
-    for (std::size_t i = 0; i < together.size(); ++i) {
-      all.push_back(i);
-      if (!together[i].plain()) continue;
-      plain.push_back(i);
-      if (lifted[i] && lifted[i]->goodput > 0) lifted[i]->goodput = best_bound;
+    std::vector<std::size_t> all(together.size()), plain;
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    for (const std::size_t i : all) {
+      if (together[i].plain()) plain.push_back(i);
     }
     const double to_beat = leaders_.empty() ? 0 : worth_a_search * leaders_.front().trial.goodput;
+    std::vector<std::optional<TuneBound>> lifted = bounds;
+    bound_by_mixed_steps(lifted, together, to_beat);
+    if (plan_.stopped) return;
+    double promised = 0;
+    // Whatever their bounds say, the plain shapes are run.
+    for (const std::size_t i : plain) {
+      if (!lifted[i] || lifted[i]->goodput <= 0) continue;
+      promised = std::max(promised, std::exchange(lifted[i]->goodput, best_bound));
+    }
     SloSearch of_all = search_together(together, lifted, all);
     of_all.to_beat = to_beat;
     if (look_at(of_all) || to_beat == 0 || plan_.stopped) return;
     SloSearch of_plain = search_together(together, lifted, plain);
-    double promised = 0;
-    for (const std::size_t i : plain)
-      promised = std::max(promised, bounds[i] ? bounds[i]->goodput : 0);
     of_plain.start = std::min(promised, to_beat);
     // Where all leaders are better there is room for one.
     if (leaders_.size() == kept && leaders_.back().per_second() >= to_beat) of_plain.runners_up = 0;
@@ -242,10 +246,32 @@ class Search {
     }
   }
 
-  std::vector<std::optional<TuneBound>> bounds_of(const std::vector<Json>& places) {
-    SloSearch slo = search_over(places, short_stays);
+  // Bounds shapes by the steps of a steady state too: the plain ones, and those whose bounds leave
+  // a chance to serve more than `to_beat`.
+  void bound_by_mixed_steps(std::vector<std::optional<TuneBound>>& bounds,
+                            const std::vector<PlannedDeployment>& shapes, double to_beat) {
+    const double worth = to_beat / bound_margin;
+    for (const bool plain : {true, false}) {
+      std::vector<PlannedDeployment> some;
+      std::vector<std::size_t> which;
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        if (!bounds[i] || shapes[i].plain() != plain) continue;
+        if (bounds[i]->goodput <= (plain ? 0 : worth)) continue;
+        some.push_back(shapes[i]);
+        which.push_back(i);
+      }
+      if (some.empty() || plan_.stopped) continue;
+      SloSearch slo = search_over(places_of(search_.base, some), short_stays);
+      slo.worth = plain ? 0 : worth;
+      const auto exact = bounds_of(slo, "steps of prefill and decode together");
+      for (std::size_t n = 0; n < which.size(); ++n) bounds[which[n]] = exact[n];
+    }
+  }
+
+  // Bounds the places of a search, and runs none.
+  std::vector<std::optional<TuneBound>> bounds_of(SloSearch& slo, const std::string& stage) {
     slo.to_beat = std::numeric_limits<double>::infinity();
-    const SloResult result = search_slo(slo, traces_, remarks_, begin("shapes"));
+    const SloResult result = search_slo(slo, traces_, remarks_, begin(stage));
     plan_.stopped |= result.search.stopped;
     return result.bounds;
   }
@@ -274,6 +300,7 @@ class Search {
       SloSearch slo = search_over(std::move(places), short_stays);
       slo.bound_margin = bound_margin;
       slo.to_beat = to_beat;
+      slo.worth = to_beat / bound_margin;
       slo.runners_up = 0;
       slo.near_misses = false;
       SloResult result = search_slo(slo, traces_, remarks_, begin(stage));
@@ -319,15 +346,19 @@ class Search {
   }
 
   // As many distinct synthetic requests as are in flight, for requests that are alike activate the
-  // same experts; half of those that are made are served.
+  // same experts; half of those that are made are served. Of more requests each needs fewer decode
+  // rows to be as unlike.
   static void vary_routing(Json& deployment, const SloRun& run) {
     constexpr double most = 4096;
+    constexpr int fewest_rows = 8;
     Json& gating = deployment["workload"]["gating"];
     const auto mean_stay = run.report.at("metrics").value("mean_e2el_ms", 0.0) / 1e3;
     const double wanted = std::min(most, 2 * run.per_second() * mean_stay);
     if (!gating.contains("requests")) return;
-    for (double made = gating.at("requests"); made < wanted; made = gating.at("requests"))
-      gating["requests"] = static_cast<int>(2 * made);
+    int requests = gating.at("requests"), rows = gating.at("decode_rows");
+    for (; requests < wanted; requests *= 2) rows = std::max(std::min(rows, fewest_rows), rows / 2);
+    gating["requests"] = requests;
+    gating["decode_rows"] = rows;
   }
 
   // Long runs of deployments, each under several seeds.

@@ -331,7 +331,7 @@ OrderedJson to_json(const SloRun& run) {
                    {"rate", run.rate},
                    {"state", state_of(run)},
                    {"seeds", run.draws},
-                   {"goodput", run.trial.goodput},
+                   {"goodput", run.per_second() * run.trial.attainment},
                    {"slo_attainment", run.trial.attainment},
                    {"binds", binding_text(run)},
                    {"config", run.config},

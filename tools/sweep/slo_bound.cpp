@@ -137,8 +137,8 @@ TuneBound prefill_bound(const Deployment& e, const Slo& slo, const MeanLengths& 
 // Prompts per decode step of a steady state: a batch of b decodes passes b / (n - 1) requests,
 // whose prompts are computed beside them. Either every step holds its share of them, or whole
 // chunks are computed now and then and the other steps are pure decodes, which activate fewer
-// experts: which one is quicker depends on the model.
-double mixed_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengths) {
+// experts: which one is quicker depends on the model. A bound below `worth` is any number up to it.
+double mixed_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengths, double worth) {
   if (lengths.output <= 1 || e.prefix_caching) return std::numeric_limits<double>::infinity();
   const auto context = static_cast<int>(lengths.prompt + lengths.output / 2);
   const double emitted = tokens_per_step(e.speculation);
@@ -165,6 +165,10 @@ double mixed_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengt
   const int fitting = static_cast<int>(chunk / (1 + prompt_per_decode));
   const int largest = std::max(1, std::min(most_sequences(e, context), fitting));
   const double limit = limit_of(slo);
+  // The batch that serves `worth` in steps as long as the limit. If its steps are longer, a smaller
+  // batch serves less: time rises more slowly than the batch.
+  const double just = std::ceil(worth * slack * limit * (lengths.output - 1) / e.ranks());
+  if (just >= 1 && just <= largest && gap(static_cast<int>(just)) > slack * limit) return worth;
   const TuneBound bound = most_of(largest, limit, gap, rate);
   // Where a batch of one misses the limit, fewer than one decode at a time, which is less.
   return bound.goodput > 0 ? bound.goodput : rate(1, slack * limit);
@@ -172,7 +176,7 @@ double mixed_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengt
 
 }  // namespace
 
-TuneBound bound_of(const Experiment& experiment, double attainment, bool mixed_steps) {
+TuneBound bound_of(const Experiment& experiment, double attainment, MixedSteps mixed) {
   const Deployment& e = experiment.decode();
   if (!e.has_objective(&Slo::tpot) && !e.has_objective(&Slo::ttft) && !e.has_objective(&Slo::e2el))
     throw ConfigError("the experiment has no \"slo\", so goodput has no limits; add one");
@@ -189,8 +193,8 @@ TuneBound bound_of(const Experiment& experiment, double attainment, bool mixed_s
   // Steps of one kind or the other share the time.
   if (goodput > 0 && !experiment.apart() && e.scheduler->separates_phases()) {
     goodput = 1 / (1 / p.goodput + 1 / d.goodput);
-  } else if (goodput > 0 && !experiment.apart() && mixed_steps) {
-    goodput = std::min(goodput, mixed_bound(e, slo, lengths));
+  } else if (goodput > mixed.worth / slack && !experiment.apart() && mixed.bound) {
+    goodput = std::min(goodput, mixed_bound(e, slo, lengths, mixed.worth / slack));
   }
   TuneBound bound{slack * goodput, std::max(p.excess, d.excess), p.goodput, d.goodput};
   if (slo.ttft) bound.least_ttft = p.excess * slo.ttft->count();

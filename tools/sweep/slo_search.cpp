@@ -147,6 +147,7 @@ Trial trial_of(const Json& config, const Json& report, double rate, const SloSea
   trial.lasts = shows(config, report, search.proof, search.attainment);
   trial.meets = trial.lasts && trial.attainment >= search.attainment &&
                 sessions_in_time(report, search.session_limits);
+  if (trial.meets && search.by_load) trial.goodput = rate;
   trial.excess = 0;
   for (const Excess& excess : excesses_of(config, report, search.session_limits))
     trial.excess = std::max(trial.excess, excess.over);
@@ -439,9 +440,9 @@ std::vector<std::optional<TuneBound>> bounds_of(const SloSearch& search, Runs& r
     tbb::this_task_arena::isolate([&] {
       try {
         const Experiment experiment = runs.load(search.places[place]);
-        bounds[place] = search.sessions
-                            ? TuneBound{.goodput = beyond_ladder * highest_load}
-                            : bound_of(experiment, search.attainment, search.mixed_steps);
+        bounds[place] = search.sessions ? TuneBound{.goodput = beyond_ladder * highest_load}
+                                        : bound_of(experiment, search.attainment,
+                                                   {search.mixed_steps, search.worth});
       } catch (const ConfigError& error) {
         const std::lock_guard lock(mutex);
         refused.add(place, error);

@@ -48,12 +48,16 @@ struct SloSearch {
   /// requests/s of this file, ladder and bounds included, are then sessions alive.
   bool sessions = false;
   SessionLimits session_limits{};  ///< of sessions
+  /// Whether a run that meets the SLO is worth its load: goodput would say the same of a lighter
+  /// load that more requests meet.
+  bool by_load = false;
   bool sure = false;
   /// Whether points of a place above its first miss are run, to see that they miss too.
   bool recheck = true;
   Proof proof = Proof::steady;
   /// Whether the steps of a steady state bound a place too: tighter, and true to some ten per cent.
   bool mixed_steps = false;
+  double worth = 0;  ///< requests/s; bounds below it by mixed steps are only known to be below
   double bound_margin = 1;  ///< by how much more than its bound a place is taken to bear
   bool spot_checks = true;  ///< of sampled runs
   /// Whether a run ends as soon as it cannot meet the SLO any more, where that is all that is

@@ -127,14 +127,33 @@ class Search {
       }
       if (challengers.empty()) return;
       try_points(challengers);
-      for (const TunePoint challenger : challengers) {
-        if (tried(challenger)->meets && bound(challenger.place) > best_goodput()) {
-          climb(challenger.place, challenger.rung);
-        }
-      }
       // It began too high: down from there, with the place that has most to promise.
-      if (best_goodput() == 0) descend(challengers.front().place, lightest);
+      const std::size_t first = challengers.front().place;
+      keep_those_that_meet(challengers);
+      while (!challengers.empty()) {
+        const TunePoint strongest = challengers.front();
+        challengers.erase(challengers.begin());
+        climb(strongest.place, strongest.rung);
+        leave_those_with_a_chance(challengers);
+      }
+      if (best_goodput() == 0) descend(first, lightest);
     }
+  }
+
+  void keep_those_that_meet(std::vector<TunePoint>& points) const {
+    std::erase_if(points, [&](TunePoint point) { return !tried(point)->meets; });
+  }
+
+  // Of challengers that met what was the best load before, now that one of them bears more. Where
+  // runners-up are wanted, what each bears is worth knowing.
+  void leave_those_with_a_chance(std::vector<TunePoint>& challengers) {
+    std::erase_if(challengers,
+                  [&](TunePoint point) { return bound(point.place) <= best_goodput(); });
+    if (problem_.runners_up > 0) return;
+    const int rung = problem_.ladder.above(best_goodput());
+    for (TunePoint& point : challengers) point.rung = std::max(point.rung, rung);
+    try_points(challengers);
+    keep_those_that_meet(challengers);
   }
 
   // From a load that misses to the heaviest that meets: a little lighter first, then three times as
@@ -295,12 +314,30 @@ class Search {
   // The heaviest loads of a few more places: those that met the SLO, then those that missed it by
   // least where they were challenged. At less than half the best they are not worth ranking.
   void find_runners_up() {
-    if (!best_) return;
-    struct Candidate {
-      std::size_t place;
-      Trial trial;
-      int met, missed;
-    };
+    if (!best_ || problem_.runners_up == 0) return;
+    // What missed a load far above what it bears says little: a lighter one tells more of them
+    // apart.
+    constexpr double near_best = .8;
+    const int near = problem_.ladder.above(near_best * best_goodput()) - 1;
+    std::vector<TunePoint> asked;
+    for (const Candidate& candidate : candidates(2 * problem_.runners_up)) {
+      if (candidate.met < near && near < candidate.missed) asked.push_back({candidate.place, near});
+    }
+    try_points(asked);
+    for (const Candidate& candidate : candidates(problem_.runners_up))
+      narrow(candidate.place, candidate.met, candidate.missed);
+  }
+
+  // A place that is not the best: the heaviest load that it met, the lightest above that it missed,
+  // and the better of its trials.
+  struct Candidate {
+    std::size_t place;
+    Trial trial;
+    int met, missed;
+  };
+
+  // So many places to rank behind the best, the most promising first.
+  std::vector<Candidate> candidates(std::size_t most) const {
     std::vector<Candidate> candidates;
     const int floor = problem_.ladder.above(best_goodput() / 2) - 1;
     for (const std::size_t place : places_) {
@@ -327,10 +364,8 @@ class Search {
       if (a.trial.goodput != b.trial.goodput) return a.trial.goodput > b.trial.goodput;
       return nearer(a.trial, b.trial);
     });
-    if (candidates.size() > problem_.runners_up) candidates.resize(problem_.runners_up);
-    for (const Candidate& candidate : candidates) {
-      narrow(candidate.place, candidate.met, candidate.missed);
-    }
+    if (candidates.size() > most) candidates.resize(most);
+    return candidates;
   }
 
   TuneResult rank() {
