@@ -23,7 +23,7 @@ namespace {
 // Deployments that a stage hands on to the next, a few more than are printed.
 constexpr std::size_t kept = 5;
 // How many are varied: a fourth shape that some setting makes the best was not found.
-constexpr std::size_t varied = 3;
+constexpr std::size_t most_varied = 3;
 // Selected experts of all tokens of a run, up to which the last runs price each: half a second.
 constexpr double most_exact_ids = 1e8;
 // Length of a short run, in stays of a request: it is measured from the end of the first stay on.
@@ -157,7 +157,7 @@ class Search {
         shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts);
     SloSearch of_shapes = search_over(places_of(search_.base, together), short_stays);
     of_shapes.mixed_steps = false;
-    const std::vector<std::optional<TuneBound>> bounds = bounds_of(of_shapes, "shapes");
+    const std::vector<std::optional<TuneBound>> bounds = bounds_of(of_shapes, begin("shapes"));
     if (plan_.stopped) return;
     std::vector<BoundedShape> bounded;
     double prefill = 0, decode = 0;
@@ -251,6 +251,7 @@ class Search {
   void bound_by_mixed_steps(std::vector<std::optional<TuneBound>>& bounds,
                             const std::vector<PlannedDeployment>& shapes, double to_beat) {
     const double worth = to_beat / bound_margin;
+    const SloHooks hooks = begin("steps of prefill and decode together");
     for (const bool plain : {true, false}) {
       std::vector<PlannedDeployment> some;
       std::vector<std::size_t> which;
@@ -263,50 +264,56 @@ class Search {
       if (some.empty() || plan_.stopped) continue;
       SloSearch slo = search_over(places_of(search_.base, some), short_stays);
       slo.worth = plain ? 0 : worth;
-      const auto exact = bounds_of(slo, "steps of prefill and decode together");
+      const auto exact = bounds_of(slo, hooks);
       for (std::size_t n = 0; n < which.size(); ++n) bounds[which[n]] = exact[n];
     }
   }
 
   // Bounds the places of a search, and runs none.
-  std::vector<std::optional<TuneBound>> bounds_of(SloSearch& slo, const std::string& stage) {
+  std::vector<std::optional<TuneBound>> bounds_of(SloSearch& slo, const SloHooks& hooks) {
     slo.to_beat = std::numeric_limits<double>::infinity();
-    const SloResult result = search_slo(slo, traces_, remarks_, begin(stage));
+    const SloResult result = search_slo(slo, traces_, remarks_, hooks);
     plan_.stopped |= result.search.stopped;
     return result.bounds;
   }
 
-  // Looks among what differs from the first leaders in one setting for what serves more: among what
-  // the best of all is like, and what the best of the other kind is like.
+  // Looks for what serves more among what differs from a leader in one setting: from the first
+  // leaders of the best's kind, and from the best of the other kind.
   template <class Vary>
   void refine(const char* stage, Vary vary) {
-    if (leaders_.empty()) return;
-    const bool apart = choices_of(leaders_.front()).apart();
-    const double best = leaders_.front().per_second();
-    for (const bool kind : {apart, !apart}) {
+    const std::vector<SloRun> varied = worth_varying();
+    if (varied.empty()) return;
+    SloHooks hooks = begin(stage);
+    std::vector<SloRun> found;
+    for (const SloRun& leader : varied) {
+      if (plan_.stopped) break;
+      hooks.ran = [this, before = plan_.runs](std::size_t runs) { hooks_.ran(before + runs); };
       std::vector<Json> places;
-      double to_beat = 0;
-      std::size_t chosen = 0;
-      for (const SloRun& leader : leaders_) {
-        const PlannedDeployment choices = choices_of(leader);
-        if (choices.apart() != kind || leader.per_second() < near_best * best) continue;
-        to_beat = std::max(to_beat, leader.trial.goodput);
-        if (chosen++ == (kind == apart ? varied : 1)) break;
-        const Json without = without_load(leader.config);
-        for (const PlannedDeployment& other : vary(choices, leader))
-          places.push_back(sampled(with_choices(without, other)));
-      }
-      if (places.empty() || plan_.stopped) continue;
+      const Json without = without_load(leader.config);
+      for (const PlannedDeployment& other : vary(choices_of(leader), leader))
+        places.push_back(sampled(with_choices(without, other)));
       SloSearch slo = search_over(std::move(places), short_stays);
       slo.bound_margin = bound_margin;
-      slo.to_beat = to_beat;
-      slo.worth = to_beat / bound_margin;
+      slo.to_beat = leader.per_second();
+      slo.worth = slo.to_beat / bound_margin;
       slo.runners_up = 0;
       slo.near_misses = false;
-      SloResult result = search_slo(slo, traces_, remarks_, begin(stage));
+      SloResult result = search_slo(slo, traces_, remarks_, hooks);
       count(result);
-      join(std::move(result.found));
+      std::ranges::move(result.found, std::back_inserter(found));
     }
+    join(std::move(found));
+  }
+
+  std::vector<SloRun> worth_varying() const {
+    std::vector<SloRun> some;
+    std::size_t like_the_best = 0, others = 0;
+    for (const SloRun& leader : leaders_) {
+      if (leader.per_second() < near_best * leaders_.front().per_second()) continue;
+      const bool alike = choices_of(leader).apart() == choices_of(leaders_.front()).apart();
+      if (alike ? like_the_best++ < most_varied : others++ < 1) some.push_back(leader);
+    }
+    return some;
   }
 
   // Sequences on a rank that decodes, in the mean of a run.
@@ -411,7 +418,8 @@ class Search {
     std::set<std::string> seen;
     std::vector<SloRun> best;
     for (const SloRun& run : reserve_) {
-      if (best.size() < varied && seen.insert(choices_of(run).shape()).second) best.push_back(run);
+      if (best.size() < most_varied && seen.insert(choices_of(run).shape()).second)
+        best.push_back(run);
     }
     return best;
   }
