@@ -8,6 +8,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
+#include "tools/sweep/slo_bound.hpp"
 #include "tools/sweep/slo_search.hpp"
 #include "tools/sweep/store.hpp"
 
@@ -71,11 +72,13 @@ struct Answer : TuneResult {
   double goodput() const { return found.empty() ? 0 : found.front().trial.goodput; }
 };
 
-Answer answer(const World& world, bool sure, std::size_t most_batches = 1'000'000) {
+Answer answer(const World& world, bool sure, std::size_t most_batches = 1'000'000,
+              std::size_t runners_up = 4) {
   const RateLadder ladder(world.rates);
   std::size_t runs = 0, batches = 0;
   std::vector<TunePoint> seen;
-  TuneProblem problem{.bounds = world.bounds, .ladder = ladder, .run = {}, .sure = sure};
+  TuneProblem problem{
+      .bounds = world.bounds, .ladder = ladder, .run = {}, .sure = sure, .runners_up = runners_up};
   problem.run = [&](std::span<const TunePoint> points, bool) -> std::optional<std::vector<Trial>> {
     if (batches == most_batches) return std::nullopt;
     ++batches;
@@ -176,6 +179,19 @@ TEST_CASE("a stopped search says what it has, and the same search later says the
   CHECK_FALSE(whole.stopped);
 }
 
+TEST_CASE("a search that wants no runners-up finds as good a best with fewer runs") {
+  std::size_t with = 0, without = 0;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    const World world = random_world(seed, true);
+    const Answer ranked = answer(world, false), alone = answer(world, false, 1'000'000, 0);
+    CHECK(alone.goodput() == ranked.goodput());
+    with += ranked.runs;
+    without += alone.runs;
+  }
+  CHECK(double(without) < .9 * double(with));
+}
+
 TEST_CASE("a place that meets the SLO at the top of its bound is tried under more load") {
   World world = two_places();
   // Bounds that are none: the second place bears more than they say.
@@ -214,6 +230,38 @@ std::vector<SloRun> confirmed(const SloSearch& search, double load) {
 }
 
 }  // namespace
+
+TEST_CASE(
+    "a bound by mixed steps is exact from what it is worth on, and below only known as such") {
+  Json config = deployment_under_slo("100 s", 300);
+  config["slo"]["tpot"] = "1 ms";
+  TraceLibrary traces;
+  const Experiment e =
+      load_experiment(ConfigNode(config, test::source_dir() / "tests" / "tiny.json"), traces);
+  const double exact = bound_of(e, .9, {.bound = true}).goodput;
+  REQUIRE(exact > 0);
+  REQUIRE(exact < bound_of(e, .9, {}).goodput);
+  for (const double worth : {.1, .5, .9}) {
+    CAPTURE(worth);
+    CHECK(bound_of(e, .9, {.bound = true, .worth = worth * exact}).goodput == exact);
+  }
+  for (const double worth : {1.2, 2.0}) {
+    CAPTURE(worth);
+    CHECK(bound_of(e, .9, {.bound = true, .worth = worth * exact}).goodput <= worth * exact);
+  }
+}
+
+TEST_CASE("a search by load takes the heaviest load that meets the SLO") {
+  SloSearch search = search_of({deployment_under_slo("2 ms", 300)}, Proof::attained);
+  search.by_load = true;
+  TraceLibrary traces;
+  Remarks remarks;
+  const SloResult result = search_slo(search, traces, remarks, {});
+  REQUIRE_FALSE(result.found.empty());
+  const SloRun& best = result.found.front();
+  CHECK(best.trial.goodput == best.per_second());
+  CHECK(best.trial.attainment >= .9);
+}
 
 TEST_CASE("long runs go up from their loads to the heaviest that meets the SLO, and down to it") {
   const SloSearch search = search_of({deployment_under_slo("2 ms", 300)}, Proof::attained);
