@@ -157,7 +157,8 @@ class Search {
         shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts);
     SloSearch of_shapes = search_over(places_of(search_.base, together), short_stays);
     of_shapes.mixed_steps = false;
-    const std::vector<std::optional<TuneBound>> bounds = bounds_of(of_shapes, begin("shapes"));
+    const std::vector<std::optional<TuneBound>> bounds =
+        bounds_of(std::move(of_shapes), begin("shapes"));
     if (plan_.stopped) return;
     std::vector<BoundedShape> bounded;
     double prefill = 0, decode = 0;
@@ -264,13 +265,13 @@ class Search {
       if (some.empty() || plan_.stopped) continue;
       SloSearch slo = search_over(places_of(search_.base, some), short_stays);
       slo.worth = plain ? 0 : worth;
-      const auto exact = bounds_of(slo, hooks);
+      const auto exact = bounds_of(std::move(slo), hooks);
       for (std::size_t n = 0; n < which.size(); ++n) bounds[which[n]] = exact[n];
     }
   }
 
   // Bounds the places of a search, and runs none.
-  std::vector<std::optional<TuneBound>> bounds_of(SloSearch& slo, const SloHooks& hooks) {
+  std::vector<std::optional<TuneBound>> bounds_of(SloSearch slo, const SloHooks& hooks) {
     slo.to_beat = std::numeric_limits<double>::infinity();
     const SloResult result = search_slo(slo, traces_, remarks_, hooks);
     plan_.stopped |= result.search.stopped;

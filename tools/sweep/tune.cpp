@@ -127,8 +127,7 @@ class Search {
       }
       if (challengers.empty()) return;
       try_points(challengers);
-      // It began too high: down from there, with the place that has most to promise.
-      const std::size_t first = challengers.front().place;
+      const std::size_t most_promising = challengers.front().place;
       keep_those_that_meet(challengers);
       while (!challengers.empty()) {
         const TunePoint strongest = challengers.front();
@@ -136,7 +135,8 @@ class Search {
         climb(strongest.place, strongest.rung);
         leave_those_with_a_chance(challengers);
       }
-      if (best_goodput() == 0) descend(first, lightest);
+      // It began too high: down from there, with the place that has most to promise.
+      if (best_goodput() == 0) descend(most_promising, lightest);
     }
   }
 
