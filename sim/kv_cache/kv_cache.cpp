@@ -137,9 +137,9 @@ void KvCache::retain(AgentName name, Time until) {
       found(agent.known, tokens, [&](BlockHash block) { return block_of_.contains(block); });
   release(agent);
   for_needed(agent.known, blocks, blocks * layout_.block_tokens,
-             [&](std::size_t g, BlockHash hash) {
-               agent.retained.push_back(block_of_.at(name_in(g, hash)));
-               hold(agent.retained.back());
+             [&](std::size_t, std::int32_t block) {
+               agent.retained.push_back(block);
+               hold(block);
              });
   agent.until = until;
   retained_for_.insert(name);
@@ -218,22 +218,24 @@ OfLowerTiers<std::int64_t> KvCache::of_lower(std::span<const BlockHash> loaded) 
 
 // What a sequence finds, in HBM and below, that has neither computed nor holds anything.
 CacheHit KvCache::find_all(std::span<const BlockHash> hashes, std::int32_t tokens) const {
-  return found_above(
-      hashes, tokens, [&](BlockHash name) { return block_of_.contains(name); },
-      [&](BlockHash name) { return on_their_way_.contains(name); });
+  auto is_here = [&, before = std::int32_t{0}](BlockHash name) mutable {
+    return (before = first_copy(name, before)) != 0;
+  };
+  return found_above(hashes, tokens, is_here,
+                     [&](BlockHash name) { return on_their_way_.contains(name); });
 }
 
 // A request is served with these leading blocks of its own, above tiers.
 void KvCache::note_hit(const Holding& holding, const CacheHit& hit) {
-  for (std::size_t b = 0; b < static_cast<std::size_t>(hit.blocks); ++b) {
-    const BlockHash hash = holding.hashes[b];
-    const std::int32_t block = block_of_.at(hash);
-    if (b < holding.of_prompt) at(block).stays = false;
-    ++at(block).hits;
-    if (!at(block).stays && below_.tier->write().when_hit(at(block).hits) &&
-        !below_.tier->holds(hash))
-      offers_.emplace_back(block, hash);
-  }
+  std::size_t b = 0;
+  for_needed(holding.hashes, hit.blocks, 0, [&](std::size_t, std::int32_t number) {
+    Block& block = at(number);
+    if (b++ < holding.of_prompt) block.stays = false;
+    ++block.hits;
+    if (!block.stays && below_.tier->write().when_hit(block.hits) &&
+        !below_.tier->holds(block.hash))
+      offers_.emplace_back(number, block.hash);
+  });
   if (holding.agent) {
     for (const Tier& tier : tiers_)
       tier.tier->announce({*holding.agent, {NextRequest::State::runs, {}, 0}});
@@ -259,10 +261,11 @@ void KvCache::take_cached(Sequence& sequence) {
     holding.groups[g].first =
         layout_.groups[g].first_block(sequence.computed, layout_.block_tokens);
   sequence.blocks = 0;
-  for_needed(holding.hashes, hit.blocks, sequence.computed, [&](std::size_t g, BlockHash hash) {
-    const std::int32_t block = block_of_.at(name_in(g, hash));
+  for_needed(holding.hashes, hit.blocks, sequence.computed, [&](std::size_t g, std::int32_t block) {
+    std::vector<std::int32_t>& blocks = holding.groups[g].blocks;
+    if (!blocks.empty()) at(blocks.back()).follower = block;
     hold(block);
-    holding.groups[g].blocks.push_back(block);
+    blocks.push_back(block);
     ++sequence.blocks;
   });
   holding.filled = static_cast<std::size_t>(hit.blocks);
@@ -279,10 +282,10 @@ CacheHit KvCache::begin_load(Sequence& sequence) {
   const std::span<const BlockHash> prompt = std::span(holding.hashes).first(end);
   note_hit(holding, hit);
   Held& held = holding.groups.front();
-  for (const BlockHash hash : prompt.first(in_hbm)) {
-    held.blocks.push_back(block_of_.at(hash));
-    hold(held.blocks.back());
-  }
+  for_needed(holding.hashes, hit.blocks, 0, [&](std::size_t, std::int32_t block) {
+    held.blocks.push_back(block);
+    hold(block);
+  });
   release(holding.agent);
   for (std::int64_t b = 0; b < hit.loads; ++b) held.blocks.push_back(take_oldest());
   holding.filled = in_hbm;
@@ -452,9 +455,10 @@ void KvCache::fill(Holding& holding, std::uint32_t request, std::size_t full_blo
     for (std::size_t g = 0; g < holding.groups.size(); ++g) {
       const Held& held = holding.groups[g];
       const std::int64_t place = static_cast<std::int64_t>(b) - held.first;
-      if (place >= 0)  // else the window left it behind before it was full: the prompt arrived
-        add_copy(name_in(g, holding.hashes[b]), held.blocks[static_cast<std::size_t>(place)],
-                 !below_.output && b >= holding.of_prompt);
+      if (place < 0) continue;  // the window left it behind before it was full: the prompt arrived
+      const auto* const block = &held.blocks[static_cast<std::size_t>(place)];
+      add_copy(name_in(g, holding.hashes[b]), *block, !below_.output && b >= holding.of_prompt);
+      if (place > 0) at(block[-1]).follower = *block;
     }
   }
 }
@@ -470,6 +474,7 @@ void KvCache::add_copy(BlockHash hash, std::int32_t block, bool stays) {
       offers_.emplace_back(block, hash);
   }
   const auto [first, fresh] = block_of_.try_emplace(hash, block);
+  at(block).first_copy = fresh;
   if (fresh) return;
   std::int32_t last = first->second;
   while (at(last).next_copy != 0) last = at(last).next_copy;
@@ -478,10 +483,15 @@ void KvCache::add_copy(BlockHash hash, std::int32_t block, bool stays) {
 
 void KvCache::forget(std::int32_t block) {
   const auto first = block_of_.find(at(block).hash);
-  std::int32_t* link = &first->second;
+  std::int32_t* link = &first.value();
   while (*link != block) link = &at(*link).next_copy;
   *link = at(block).next_copy;
-  if (first->second == 0) block_of_.erase(first);
+  at(block).first_copy = false;
+  if (first->second == 0) {
+    block_of_.erase(first);
+  } else {
+    at(first->second).first_copy = true;
+  }
 }
 
 void KvCache::preempt(Sequence& sequence) { release(sequence); }

@@ -8,7 +8,6 @@
 #include <set>
 #include <span>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -160,6 +159,8 @@ class KvCache {
     std::int32_t holders = 0;
     std::int32_t older = 0, newer = 0;  // neighbours in the free list
     std::int32_t next_copy = 0;         // the next block to be full of the same tokens; 0 = none
+    std::int32_t follower = 0;          // behind it in the last request that had both; 0 = none
+    bool first_copy = false;            // of those full of the same tokens
     std::int32_t hits = 0;              // by requests since it was filled; counted above a tier
     bool stays = false;                 // tiers are not given it: a reply that no prompt holds yet
   };
@@ -195,6 +196,7 @@ class KvCache {
   std::int64_t reach(std::span<const BlockHash>, std::int64_t blocks, auto&& is_here) const;
   void for_needed(std::span<const BlockHash>, std::int64_t blocks, std::int64_t computed,
                   auto&& action) const;
+  std::int32_t first_copy(BlockHash name, std::int32_t before) const;
   std::int64_t count_left_behind(const Sequence&, auto&& action) const;
   void grow_cached(Sequence&, std::int32_t tokens, std::int32_t known, std::int64_t more);
   void leave_behind(const Sequence&);
@@ -230,7 +232,7 @@ class KvCache {
   // [1 + blocks that were ever held] when caching, the first one the free list's end. Most of a
   // large cache is never touched: what is not here yet is free, and older than all that is.
   std::vector<Block> pool_;
-  std::unordered_map<BlockHash, std::int32_t> block_of_;  // the first copy
+  BlockMap<std::int32_t> block_of_;  // the first copy
   std::unordered_map<std::uint32_t, Holding> holdings_;
   std::vector<std::int32_t> aside_;  // when caching
   bool remembers_agents_;
@@ -253,7 +255,7 @@ class KvCache {
   };
   TierPort below_;
   std::vector<Tier> tiers_;                                 // nearest first
-  std::unordered_set<BlockHash> on_their_way_;              // to HBM
+  BlockSet on_their_way_;                                   // to HBM
   std::vector<Load> noted_loads_;                           // begin in load_noted()
   std::vector<BlockHash> taken_;                            // copied in copy_taken()
   std::vector<std::pair<std::int32_t, BlockHash>> offers_;  // copied in store()
@@ -307,13 +309,25 @@ std::int64_t KvCache::reach(std::span<const BlockHash> hashes, std::int64_t bloc
   return blocks;
 }
 
-// Does something with the group and hash of every block that a sequence with so many leading blocks
-// takes, before it computes its token at `computed`.
+// The first copy of a block, 0 if none is cached. `before`: the block before it in its chain, or 0;
+// what followed that one last is looked at first.
+inline std::int32_t KvCache::first_copy(BlockHash name, std::int32_t before) const {
+  const std::int32_t guess = at(before).follower;
+  if (guess != 0 && at(guess).first_copy && at(guess).hash == name) return guess;
+  const auto found = block_of_.find(name);
+  return found == block_of_.end() ? 0 : found->second;
+}
+
+// Does something with every block that a sequence with so many leading blocks takes, before it
+// computes its token at `computed`: with its group and its first copy, 0 if none is cached.
 void KvCache::for_needed(std::span<const BlockHash> hashes, std::int64_t blocks,
                          std::int64_t computed, auto&& action) const {
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
     std::int64_t b = layout_.groups[g].first_block(computed, layout_.block_tokens);
-    for (; b < blocks; ++b) action(g, hashes[static_cast<std::size_t>(b)]);
+    for (std::int32_t block = 0; b < blocks; ++b) {
+      block = first_copy(name_in(g, hashes[static_cast<std::size_t>(b)]), block);
+      action(g, block);
+    }
   }
 }
 

@@ -45,8 +45,9 @@ CacheHit KvPlan::find(const Sequence& sequence) const {
   check(looks_up_, "a prefix is looked up after a preemption");
   if (sequence.blocks > 0) return {sequence.blocks, sequence.blocks};  // what it loaded
   const std::vector<BlockHash>& hashes = cache_->holdings_.at(sequence.request).hashes;
-  const auto is_here = [&](BlockHash name) {
-    return first_copy(name) != 0 || filled_.contains(name);
+  auto is_here = [&, before = std::int32_t{0}](BlockHash name) mutable {
+    before = cache_->first_copy(name, before);
+    return still_here(before) != 0 || filled_.contains(name);
   };
   CacheHit hit;
   if (cache_->below().tier != nullptr && sequence.computed == 0) {
@@ -58,9 +59,8 @@ CacheHit KvPlan::find(const Sequence& sequence) const {
   }
   const std::int64_t computed =
       std::max<std::int64_t>(sequence.computed, hit.blocks * layout_.block_tokens);
-  cache_->for_needed(hashes, hit.blocks, computed, [&](std::size_t group, BlockHash hash) {
-    hit.in_use += in_use(KvCache::name_in(group, hash)) ? 1 : 0;
-  });
+  cache_->for_needed(hashes, hit.blocks, computed,
+                     [&](std::size_t, std::int32_t block) { hit.in_use += in_use(block) ? 1 : 0; });
   return hit;
 }
 
@@ -72,10 +72,9 @@ void KvPlan::admit(const Sequence& sequence, const CacheHit& hit, std::int32_t t
   } else if (cache_ != nullptr) {
     const KvCache::Holding& holding = cache_->holdings_.at(sequence.request);
     cache_->for_needed(holding.hashes, hit.blocks, sequence.computed,
-                       [&](std::size_t group, BlockHash hash) {
+                       [&](std::size_t, std::int32_t copy) {
                          --blocks;
-                         const std::int32_t block = first_copy(KvCache::name_in(group, hash));
-                         if (block != 0) hold(block);
+                         if (const std::int32_t block = still_here(copy); block != 0) hold(block);
                        });
     fill(sequence, static_cast<std::size_t>(hit.blocks), tokens);
   }
@@ -89,26 +88,24 @@ bool KvPlan::parks(const CacheHit& hit) const {
 void KvPlan::park(const Sequence& sequence, const CacheHit& hit) {
   if (hit.awaits) return;
   const std::span<const BlockHash> hashes = cache_->holdings_.at(sequence.request).hashes;
-  for (const BlockHash name : hashes.first(static_cast<std::size_t>(hit.blocks))) {
-    if (const std::int32_t block = first_copy(name); block != 0) hold(block);
-  }
+  cache_->for_needed(hashes, hit.blocks, 0, [&](std::size_t, std::int32_t copy) {
+    if (const std::int32_t block = still_here(copy); block != 0) hold(block);
+  });
   const auto loaded =
       hashes.subspan(static_cast<std::size_t>(hit.blocks), static_cast<std::size_t>(hit.loads));
   on_their_way_.insert(loaded.begin(), loaded.end());
   take_oldest(hit.loads);
 }
 
-// The copy of a block that is found: the first to have been filled that is still there.
-std::int32_t KvPlan::first_copy(BlockHash name) const {
-  const auto found = cache_->block_of_.find(name);
-  std::int32_t block = found == cache_->block_of_.end() ? 0 : found->second;
-  while (block != 0 && gone_.contains(block)) block = cache_->at(block).next_copy;
-  return block;
+// The copy of a block that is found: this one, or the next to have been filled that is still there.
+std::int32_t KvPlan::still_here(std::int32_t copy) const {
+  while (copy != 0 && gone_.contains(copy)) copy = cache_->at(copy).next_copy;
+  return copy;
 }
 
 // Blocks that were filled in this step are held by the sequences that filled them.
-bool KvPlan::in_use(BlockHash name) const {
-  const std::int32_t block = first_copy(name);
+bool KvPlan::in_use(std::int32_t copy) const {
+  const std::int32_t block = still_here(copy);
   return block == 0 || holders(block) > 0;
 }
 
@@ -118,8 +115,7 @@ std::int64_t KvPlan::holders(std::int32_t block) const {
 }
 
 void KvPlan::hold(std::int32_t block) {
-  if (holders(block) == 0) --free_;
-  ++more_holders_[block];
+  if (cache_->at(block).holders + more_holders_[block]++ == 0) --free_;
 }
 
 void KvPlan::let_go(std::int32_t block) {

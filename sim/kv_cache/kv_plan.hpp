@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <unordered_map>
-#include <unordered_set>
-
 #include "sim/kv_cache/kv_cache.hpp"
 
 namespace moesim {
@@ -50,8 +47,8 @@ class KvPlan {
  private:
   std::int64_t held_by_others(const Sequence&) const;
   void grow_cached(const Sequence&, std::int32_t tokens);
-  std::int32_t first_copy(BlockHash) const;
-  bool in_use(BlockHash) const;
+  std::int32_t still_here(std::int32_t copy) const;
+  bool in_use(std::int32_t copy) const;
   std::int64_t holders(std::int32_t block) const;
   void hold(std::int32_t block);
   void let_go(std::int32_t block);
@@ -63,12 +60,12 @@ class KvPlan {
   std::int64_t free_;
   const KvCache* cache_;
   bool looks_up_;
-  std::int64_t untouched_ = 0;                  // free blocks that were never taken yet
-  std::int32_t oldest_ = 0;                     // oldest of the free list not taken on paper
-  std::unordered_set<std::int32_t> gone_;       // cached blocks that were taken for other tokens
-  std::unordered_set<BlockHash> filled_;        // names of blocks that became full
-  std::unordered_set<BlockHash> on_their_way_;  // of blocks that began to be loaded
-  std::unordered_map<std::int32_t, std::int32_t> more_holders_;  // than in the cache, by block
+  std::int64_t untouched_ = 0;                 // free blocks that were never taken yet
+  std::int32_t oldest_ = 0;                    // oldest of the free list not taken on paper
+  tsl::robin_set<std::int32_t, Spread> gone_;  // cached blocks that were taken for other tokens
+  BlockSet filled_;                            // names of blocks that became full
+  BlockSet on_their_way_;                      // of blocks that began to be loaded
+  tsl::robin_map<std::int32_t, std::int32_t, Spread> more_holders_;  // than in the cache, by block
   std::vector<std::int32_t> let_go_;  // blocks that became free, behind the cache's free list
   std::size_t let_go_taken_ = 0;      // how many of them were taken or passed over
 };

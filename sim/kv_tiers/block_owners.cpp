@@ -49,7 +49,7 @@ NextRequest BlockOwners::next(BlockHash hash) const {
 
 void BlockOwners::leave(AgentName name, BlockHash hash) {
   const auto owners = owners_.find(hash);
-  std::erase(owners->second, name);
+  std::erase(owners.value(), name);
   if (owners->second.empty()) owners_.erase(owners);
 }
 

@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "sim/kv_tiers/kv_tiers.hpp"
+#include "sim/kv_tiers/block_map.hpp"
 
 namespace moesim {
 
@@ -31,7 +31,7 @@ class BlockOwners {
   void leave(AgentName, BlockHash);
 
   std::unordered_map<AgentName, Agent> agents_;
-  std::unordered_map<BlockHash, std::vector<AgentName>> owners_;  // never empty
+  BlockMap<std::vector<AgentName>> owners_;  // never empty
 };
 
 }  // namespace moesim

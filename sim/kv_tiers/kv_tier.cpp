@@ -58,7 +58,7 @@ void KvTier::use(int port, std::span<const BlockHash> prompt) {
   for (const BlockHash hash : prompt) {
     const auto found = blocks_.find(hash);
     if (found == blocks_.end() || !found->second.landed) continue;
-    if (below_.tier->write().when_hit(++found->second.hits) && !below_.tier->holds(hash))
+    if (below_.tier->write().when_hit(++found.value().hits) && !below_.tier->holds(hash))
       found_[static_cast<std::size_t>(port)].push_back(hash);
   }
   below_.tier->use(below_.first_port + port, prompt);
@@ -71,7 +71,7 @@ void KvTier::renew(std::span<const BlockHash> prompt, bool found) {
     const auto held = blocks_.find(hash);
     if (held == blocks_.end()) return;
     found && held->second.landed ? order_->use(hash) : order_->renew(hash);
-    held->second.stamp = ++last_stamp_;
+    held.value().stamp = ++last_stamp_;
   });
 }
 

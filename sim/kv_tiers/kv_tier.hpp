@@ -2,9 +2,9 @@
 #pragma once
 
 #include <map>
-#include <unordered_map>
 #include <vector>
 
+#include "sim/kv_tiers/block_map.hpp"
 #include "sim/kv_tiers/block_owners.hpp"
 
 namespace moesim {
@@ -158,7 +158,7 @@ class KvTier {
   TransferLink reads_, writes_;
   std::unique_ptr<TierOrder> order_;
   std::optional<BlockOwners> owners_;  // if a policy looks ahead
-  std::unordered_map<BlockHash, Block> blocks_;
+  BlockMap<Block> blocks_;
   std::map<TransferId, Moving> loading_, storing_;
   std::vector<Landed> landed_stores_;  // not reported yet
 

@@ -2,9 +2,8 @@
 #pragma once
 
 #include <set>
-#include <unordered_map>
 
-#include "sim/kv_tiers/kv_tiers.hpp"
+#include "sim/kv_tiers/block_map.hpp"
 
 namespace moesim {
 
@@ -52,7 +51,7 @@ class NextUseOrder : public TierOrder {
   }
 
   std::set<std::pair<Place, BlockHash>> order_;
-  std::unordered_map<BlockHash, Place> places_;
+  BlockMap<Place> places_;
   std::int64_t stamps_ = 0;
 };
 

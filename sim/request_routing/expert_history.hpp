@@ -6,7 +6,6 @@
 #include <map>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "models/step_ops.hpp"
@@ -67,8 +66,8 @@ class ExpertHistory {
   Use all_;
   std::map<std::uint32_t, Use> of_topic_;
   std::deque<Profile> recent_;
-  std::uint64_t forgotten_ = 0;                              // profiles before recent_.front()
-  std::unordered_map<BlockHash, std::uint64_t> profile_of_;  // number of the profile
+  std::uint64_t forgotten_ = 0;         // profiles before recent_.front()
+  BlockMap<std::uint64_t> profile_of_;  // number of the profile
 };
 
 /// The share of these experts ([layers * top]) that have a replica on a DP rank's own GPUs; none

@@ -13,7 +13,7 @@ set(licences ${CMAKE_INSTALL_DATADIR}/doc/moesim)
 install(FILES LICENSE DESTINATION ${licences} RENAME copyright COMPONENT program)
 install(FILES CHANGELOG.md CITATION.cff DESTINATION ${licences} COMPONENT program)
 foreach(package libeigen3-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libsqlite3-dev libtbb-dev zlib1g-dev
-                libminizip-dev)
+                libminizip-dev robin-map-dev)
   install(FILES /usr/share/doc/${package}/copyright DESTINATION ${licences}/licences RENAME ${package} COMPONENT program
           OPTIONAL)
 endforeach()

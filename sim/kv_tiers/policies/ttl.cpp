@@ -36,7 +36,7 @@ class TtlOrder final : public TierOrder {
   Duration ttl_;
   Time now_{};
   BlockList blocks_;
-  std::unordered_map<BlockHash, Time> last_;
+  BlockMap<Time> last_;
 };
 
 // What a provider's cache with a lifetime does ("cached for five minutes"), or a lease of Mooncake

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <list>
-#include <unordered_map>
-
+#include "sim/kv_tiers/block_list.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/request_routing/scores.hpp"
 
@@ -14,29 +12,27 @@ namespace {
 class SentPrefixes {
  public:
   explicit SentPrefixes(std::size_t most) : most_(most) {}
-  std::size_t blocks() const { return place_.size(); }
+  std::size_t blocks() const { return blocks_.size(); }
   std::size_t match(std::span<const BlockHash> prompt) const {
     std::size_t length = 0;
-    while (length < prompt.size() && place_.contains(prompt[length])) ++length;
+    while (length < prompt.size() && blocks_.contains(prompt[length])) ++length;
     return length;
   }
   void add(std::span<const BlockHash> prompt) {
     // The far end first, so that it is also forgotten first.
     for (std::size_t b = prompt.size(); b-- > 0;) {
-      const auto found = place_.find(prompt[b]);
-      if (found != place_.end()) {
-        order_.splice(order_.end(), order_, found->second);
+      if (blocks_.contains(prompt[b])) {
+        blocks_.to_the_end(prompt[b]);
       } else {
-        place_[prompt[b]] = order_.insert(order_.end(), prompt[b]);
+        blocks_.append(prompt[b]);
       }
     }
-    for (; place_.size() > most_; order_.pop_front()) place_.erase(order_.front());
+    while (blocks_.size() > most_) blocks_.erase(blocks_.oldest());
   }
 
  private:
   std::size_t most_;
-  std::list<BlockHash> order_;  // least recent first
-  std::unordered_map<BlockHash, std::list<BlockHash>::iterator> place_;
+  BlockList blocks_;  // least recent first
 };
 
 // The router of [SGLang]. It knows no worker's cache, only what it sent where: the match
