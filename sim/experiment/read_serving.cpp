@@ -437,6 +437,8 @@ void read_serving(ConfigReader& reader, PoolSpec& spec) {
                       fusions_of(spec.cluster.gpu));
   spec.charges.eager_layer =
       spec.charges.eager_launch * (launches / static_cast<double>(spec.model.layers.size()));
+  spec.charges.wait_for_last =
+      spec.charges.rank_jitter * mean_of_largest(spec.parallel.stage_gpus());
   spec.api_server = read_api_server(reader.child("api_server"), launches);
 }
 

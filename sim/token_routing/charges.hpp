@@ -24,6 +24,9 @@ struct Charges {
   Seconds eager_launch{}, eager_layer{};
   /// ... which are those with prompt tokens, and decodes of more tokens per rank than this.
   std::int32_t graph_tokens = 0;
+  /// The standard deviation of when the hosts of ranks are ready to launch, and what ranks wait for
+  /// the last of their group on average: once where a step has a graph, else in each layer.
+  Seconds rank_jitter{}, wait_for_last{};
   std::string source;
 
   /// Whether it is said what a policy takes, here or by its row: as part of the gate's kernel.
@@ -31,6 +34,10 @@ struct Charges {
   /// One layer with `active` logical experts. Nothing is charged where nothing is replicated.
   Seconds routing(std::string_view policy, int active, bool replicated) const;
 };
+
+/// The mean of the largest of n draws from a normal distribution with mean 0 and deviation 1: 0 for
+/// n = 1, 1 / sqrt(pi) for 2, 2.07 for 32.
+double mean_of_largest(int n);
 
 /// What policies' own GPU time is taken from: as published; as a kernel of today may take
 /// (MeasuredCharge::fast); nothing.

@@ -2,6 +2,7 @@
 // Does an engine's preset fill what a config leaves out, does the benchmark's client see what it
 // should, and do anchors correct what they were fitted on?
 #include <fstream>
+#include <numbers>
 #include <set>
 
 #include "hardware/kernels/experts.hpp"
@@ -392,6 +393,29 @@ TEST_CASE("gaps, sequences and eager launches add what they say to a step") {
   CHECK_THAT(sequences - bare, WithinRel(4 * 2e-6, 1e-6));
   CHECK_THAT(step(slow_launches(), prefill), WithinRel(30e-3, 1e-6));
   CHECK(step({{"eager_launch", "0.001 ns"}}, prefill) == step({}, prefill));
+}
+
+TEST_CASE("ranks wait for the last host, once in a graph and in each layer without one") {
+  // Order statistics of the normal distribution: Godwin 1949; 2, 3 and 4 in closed form.
+  CHECK(mean_of_largest(1) == 0);
+  CHECK_THAT(mean_of_largest(2), WithinRel(1 / std::sqrt(std::numbers::pi), 1e-6));
+  CHECK_THAT(mean_of_largest(3), WithinRel(1.5 / std::sqrt(std::numbers::pi), 1e-6));
+  CHECK_THAT(mean_of_largest(10), WithinRel(1.5387527308, 1e-6));
+  CHECK_THAT(mean_of_largest(72), WithinRel(2.3873, 1e-2));
+  const auto step = [](const char* jitter, const StepContent& content, int largest) {
+    const Experiment e = load_tiny({{"charges", {{"rank_jitter", jitter}}},
+                                    {"cuda_graph", {{"sizes", "vllm"}, {"max", largest}}}});
+    return explain_step(e, content).cost.total.count();
+  };
+  const Experiment e = load_tiny(Json::object());
+  const double wait = 10e-6 * mean_of_largest(e.decode().parallel.stage_gpus());
+  const StepContent decode = decode_step(4, 100);
+  const auto more = [&](const StepContent& content, int largest) {
+    return step("10 us", content, largest) - step("0 us", content, largest);
+  };
+  CHECK_THAT(more(decode, 64), WithinRel(wait, 1e-6));
+  CHECK_THAT(more(decode, 1), WithinRel(3 * wait, 1e-6));
+  CHECK_THAT(more(prefill_step(16), 64), WithinRel(3 * wait, 1e-6));
 }
 
 TEST_CASE("a decode that a captured graph holds pays no eager launches") {

@@ -144,6 +144,10 @@ void add_charges(const Experiment& experiment, std::vector<PriceConstant>& const
     charges.eager_launch *= factor;
     charges.eager_layer *= factor;
   });
+  add("rank_jitter", [](Charges& charges, double factor) {
+    charges.rank_jitter *= factor;
+    charges.wait_for_last *= factor;
+  });
 }
 
 void add_api_server(std::vector<PriceConstant>& constants) {

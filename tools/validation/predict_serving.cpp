@@ -12,6 +12,8 @@
 #include "sim/engines/serving_engine.hpp"
 #include "sim/serving/simulator.hpp"
 #include "sim/step/step_model.hpp"
+#include "tools/validation/impossible.hpp"
+#include "tools/validation/mlperf.hpp"
 #include "tools/validation/serving_deployment.hpp"
 #include "tools/validation/trtllm_bench.hpp"
 
@@ -24,12 +26,7 @@ struct PublishedLengths {
   std::string_view operation, model;
   double prompt, output, context;
 };
-constexpr std::array<PublishedLengths, 3> published_lengths{{
-    {"MLPerf", "DeepSeek", 800, 3900, 0},  // the row's note
-    // Output: mlcommons/inference, language/mixtral-8x7b/README.md. Prompts: a third each of GSM8K
-    // (665), OpenOrca (265) and MBXP (195), means of samples from the published lengths of the data
-    // set (openshift-psap/performance-dashboard, mlperf-data/summaries).
-    {"MLPerf", "Mixtral", 375, 145, 0},
+constexpr std::array<PublishedLengths, 1> published_lengths{{
     // Decode GPUs of a disaggregated deployment, 1,000 in and 1,000 out (llm-d blog 2026-02-04).
     {"llm-d", "DeepSeek", 1000, 0, 1500},
 }};
@@ -187,12 +184,6 @@ RateOf rate_of(const MeasuredPoint& point) {
   return {"GPU", 1};
 }
 
-/// MLPerf's limit on the time per output token of its Server scenario, v5.1.
-double step_limit(const MeasuredPoint& point) {
-  if (!contains(point.operation, "Server")) return 1e9;
-  return contains(point.model, "Mixtral") ? 0.200 : 0.080;
-}
-
 Prediction best_throughput(const Deployment& e, const MeasuredPoint& point,
                            const ServingPlan& plan) {
   const double context = point.context > 0 ? point.context : point.prompt + point.output / 2;
@@ -209,7 +200,7 @@ Prediction best_throughput(const Deployment& e, const MeasuredPoint& point,
     if (point.output > 0) step.prompt_tokens = sequences * point.prompt / point.output;
     const double seconds = step_seconds(e, step);
     const double rate = sequences * plan.dp / seconds / plan.gpus() * of.gpus;
-    if (rate > best.value && seconds <= step_limit(point))
+    if (rate > best.value)
       best = {rate, fmt::format("tokens/s of a {}; {} sequences per rank; step {:.2f} ms", of.what,
                                 sequences, seconds * 1e3)};
     if (point.batch > 0) break;
@@ -243,8 +234,11 @@ struct ServingPredictor::Runs {
   std::map<std::string, Latencies> seen;
   std::set<std::shared_ptr<const KernelTables>> tables;  // kept for the runs that follow
 
-  /// Output tokens a second and GPU of a run, from its start to its last token.
-  double output_rate(const Json& config) {
+  /// A run's output tokens a second and GPU from its start to its last token, and how long that is.
+  struct Rate {
+    double per_gpu = 0, seconds = 0;
+  };
+  Rate output_rate(const Json& config) {
     const Experiment e = load_experiment(ConfigNode(config, "validate.json"), traces);
     RequestLog log;
     std::array<RunObserver*, 1> observers{&log};
@@ -254,7 +248,7 @@ struct ServingPredictor::Runs {
       tokens += r.output_tokens;
       seconds = std::max(seconds, to_seconds(r.last_token).count());
     }
-    return tokens / seconds / gpus_of(e);
+    return {tokens / seconds / gpus_of(e), seconds};
   }
 
   /// What clients of a run see, simulated for the first point that asks.
@@ -318,23 +312,58 @@ Predicted ServingPredictor::bench(const MeasuredPoint& point, Json config) {
   const BenchLimits limits = trtllm_bench_limits(first.decode(), point);
   config["scheduling"] = {{"max_num_seqs", limits.max_batch_size},
                           {"max_num_batched_tokens", limits.max_num_tokens}};
-  const double rate = runs_->output_rate(config);
+  const double rate = runs_->output_rate(config).per_gpu;
   return Prediction{rate, fmt::format("tokens/s of a GPU; {} requests; {} sequences and {} tokens "
                                       "per rank",
                                       requests, limits.max_batch_size, limits.max_num_tokens)};
 }
 
+std::string_view ServingPredictor::why_impossible(const MeasuredPoint& point,
+                                                  const Json& config) const {
+  const std::string experts = checkpoint_of(point)->at("experts");
+  const auto name = std::ranges::find(precision_names, experts);
+  const auto precision = static_cast<Precision>(name - precision_names.begin());
+  return moesim::why_impossible(
+      point, read_model(ConfigNode::from_file(config.at("model").get<std::string>())),
+      read_gpu(ConfigNode::from_file(gpu_path(point.gpu, root_, gpus_))),
+      bytes_per_element(precision));
+}
+
+/// One replica with its share of the data set, more than once where that takes less than the rules
+/// ask for.
+Predicted ServingPredictor::mlperf(const MeasuredPoint& point, Json config) {
+  if (is_mlperf_server(point))
+    return Skipped{"how long the run took is not stated, and its end decides the rate"};
+  const MlperfTask task = *mlperf_task(point);
+  config["fidelity"] = "sampled";
+  int requests = at_least_one(double(task.samples) * plan_of(point).gpus() / point.gpus);
+  Runs::Rate rate;
+  for (int tries = 0; tries < 2 && rate.seconds < mlperf_seconds; ++tries) {
+    if (tries > 0) requests = static_cast<int>(std::ceil(requests * mlperf_seconds / rate.seconds));
+    config["workload"].update(mlperf_workload(task, requests));
+    rate = runs_->output_rate(config);
+  }
+  const RateOf of = rate_of(point);
+  return Prediction{rate.per_gpu * of.gpus,
+                    fmt::format("tokens/s of a {}; {} requests of a replica in {:.0f} s", of.what,
+                                requests, rate.seconds)};
+}
+
 Predicted ServingPredictor::predict(const MeasuredPoint& point) {
   const MeasuredPoint stated = with_published_lengths(point);
-  const bool lengths = stated.prompt > 0 && (stated.output > 0 || stated.context > 0);
+  const bool lengths =
+      mlperf_task(stated) || (stated.prompt > 0 && (stated.output > 0 || stated.context > 0));
   if (!lengths && stated.category != "prefill")
     return Skipped{"lengths of prompts and outputs not stated"};
   const bool apart = stated.category == "disaggregated";
   DeploymentJson deployment =
       apart ? pools_json(stated, root_, gpus_) : deployment_json(stated, root_, gpus_);
   if (!deployment.unknown.empty()) return Skipped{deployment.unknown};
+  if (const auto why = why_impossible(stated, deployment.experiment); !why.empty())
+    return Skipped{std::string(why)};
   deployment.experiment.merge_patch(overrides_);
   if (is_trtllm_bench(stated)) return bench(stated, std::move(deployment.experiment));
+  if (mlperf_task(stated)) return mlperf(stated, std::move(deployment.experiment));
   if (stated.concurrency > 0) return online(stated, std::move(deployment.experiment));
   Json& config = deployment.experiment;
   config["workload"].update(fixed_workload(stated, 1, 2));

@@ -25,6 +25,8 @@ class ServingPredictor {
   struct Runs;
   Predicted online(const MeasuredPoint&, Json config);
   Predicted bench(const MeasuredPoint&, Json config);
+  Predicted mlperf(const MeasuredPoint&, Json config);
+  std::string_view why_impossible(const MeasuredPoint&, const Json& config) const;
   std::filesystem::path root_;
   Json overrides_;
   GpuFiles gpus_;

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "sim/engines/serving_engine.hpp"
+#include "tools/validation/mlperf.hpp"
 #include "tools/validation/trtllm_bench.hpp"
 #include "traces/gating/presets.hpp"
 
@@ -334,9 +335,9 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
   const EngineVersion engine = engine_of(point);
   const ServingClient client = client_of(point);
   Json named{{"name", engine.name},
-             {"recipe", is_trtllm_bench(point) ? "trtllm_bench"
-                        : client.recipe        ? "inferencex"
-                                               : "none"}};
+             {"recipe", is_trtllm_bench(point) || mlperf_task(point) ? "trtllm_bench"
+                        : client.recipe                              ? "inferencex"
+                                                                     : "none"}};
   if (!engine.version.empty()) named["version"] = engine.version;
   if (!client.date.empty()) named["date"] = client.date;
   Json json{{"engine", named},

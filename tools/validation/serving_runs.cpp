@@ -92,7 +92,7 @@ std::vector<ServingRun> serving_runs(const std::vector<ValidatedPoint>& points,
   std::map<std::string, double> bandwidths;
   for (const ValidatedPoint& p : points) {
     const Figure figure = figure_of(p.point);
-    if (figure == Figure::other || p.skipped() || !p.failure.empty()) continue;
+    if (figure == Figure::other || p.skipped() || !p.failure.empty() || p.by_sheet) continue;
     ServingRun run = described(p.point);
     const std::string name = fmt::format("{} {} {} {} {} {}", run.id, deployment_of(p.point),
                                          run.layout, run.concurrency, run.prompt, run.output);

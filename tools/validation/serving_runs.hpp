@@ -37,8 +37,8 @@ double tokens_per_gpu(const ServingRun&, double ttft_ms, double tpot_ms);
 
 /// The runs among these points, in order: TPOT and TTFT of one run are two points whose ids differ
 /// in their ending alone, and offline throughput per GPU is one point. Left out are runs that are
-/// not predicted whole. `root` and the files hold the data sheets of GPUs. Throws ConfigError if
-/// one run has a figure twice.
+/// not predicted whole, or by a data sheet alone. `root` and the files hold the data sheets of
+/// GPUs. Throws ConfigError if one run has a figure twice.
 std::vector<ServingRun> serving_runs(const std::vector<ValidatedPoint>&,
                                      const std::filesystem::path& root, const GpuFiles& = {});
 

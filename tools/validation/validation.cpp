@@ -10,6 +10,7 @@
 
 #include "hardware/no_such_file.hpp"
 #include "sim/report/statistics.hpp"
+#include "tools/validation/impossible.hpp"
 #include "tools/validation/predict_serving.hpp"
 #include "tools/validation/serving_deployment.hpp"
 
@@ -19,6 +20,19 @@ namespace {
 
 bool is_serving(const MeasuredPoint& point) {
   return point.category == "e2e" || point.category == "disaggregated";
+}
+
+// Whether no kernel and no collective of a GPU was measured.
+bool is_data_sheet(const MeasuredPoint& point, const std::filesystem::path& root,
+                   const GpuFiles& gpus) {
+  const std::filesystem::path file = gpu_path(point.gpu, root, gpus);
+  if (file.empty() || !std::filesystem::exists(file)) return false;
+  const GpuSpec gpu = read_gpu(ConfigNode::from_file(file));
+  const auto fitted = [](const auto& of_kernel) {
+    return of_kernel.second.calibration.has_value();
+  };
+  return gpu.profiles.empty() && std::ranges::none_of(gpu.kernels, fitted) &&
+         std::ranges::none_of(gpu.collectives, fitted);
 }
 
 }  // namespace
@@ -55,6 +69,13 @@ std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>& points,
   });
   for (const auto& file : missing) {
     if (file) throw *file;
+  }
+  skip_jumps(all);
+  std::map<std::string, bool> by_sheet;
+  for (ValidatedPoint& p : all) {
+    const auto [found, unseen] = by_sheet.try_emplace(p.point.gpu);
+    if (unseen) found->second = is_data_sheet(p.point, root, gpus);
+    p.by_sheet = found->second;
   }
   return all;
 }
@@ -101,7 +122,8 @@ std::map<std::string, CategoryErrors> errors_by(const std::vector<ValidatedPoint
   std::map<std::string, CategoryErrors> categories;
   std::map<std::string, std::vector<double>> errors;
   for (const ValidatedPoint& p : points) {
-    for (const std::string& name : names_of(p.point)) {
+    for (const std::string& of_point : names_of(p.point)) {
+      const std::string name = (p.by_sheet ? "roofline " : "") + of_point;
       CategoryErrors& category = categories[name];
       if (p.skipped()) {
         ++category.skipped;

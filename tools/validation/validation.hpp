@@ -14,7 +14,8 @@ namespace moesim {
 struct ValidatedPoint {
   MeasuredPoint point;
   Predicted predicted;
-  std::string failure;  ///< the message of an exception: counts as wrong by 100 %
+  std::string failure;    ///< the message of an exception: counts as wrong by 100 %
+  bool by_sheet = false;  ///< nothing of its GPU was measured: a roofline, and no validation
   /// predicted / measured - 1, in percent; skipped points have none.
   double error_pct() const;
   bool skipped() const { return failure.empty() && std::holds_alternative<Skipped>(predicted); }
@@ -37,7 +38,8 @@ std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>&,
                                      const GpuFiles& gpus = {});
 
 /// The categories a point counts in: its own and, of e2e and disaggregated, also e2e/tpot, e2e/ttft
-/// or e2e/throughput.
+/// or e2e/throughput. Points by a GPU's data sheet alone count in categories of their own,
+/// "roofline e2e".
 std::vector<std::string> categories_of(const MeasuredPoint&);
 
 std::map<std::string, CategoryErrors> errors_by_category(const std::vector<ValidatedPoint>&);

@@ -76,9 +76,11 @@ std::string to_text(const std::vector<ValidatedPoint>& points, const Errors& cat
   std::string text = table_of("category", categories) + "\n";
   if (const Errors engines = errors_by_engine(points); !engines.empty())
     text += table_of("category and engine", engines) + "\n";
+  const bool sheets = std::ranges::any_of(points, &ValidatedPoint::by_sheet);
   return text + table_of("category and group", errors_by_group(points)) +
          "error: |predicted / measured - 1|; bias: the median with its sign; "
          "extrapolated: outside what\nconstants were fitted on\n" +
+         (sheets ? "roofline: by a GPU's data sheet alone, as nothing of it was measured\n" : "") +
          reasons_of(points);
 }
 
