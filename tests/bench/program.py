@@ -55,6 +55,25 @@ def fleet():
     row("its memory, GB", f"{memory / 1024:.2f}", "4", memory < 4096)
 
 
+def sessions():
+    """40,000 turns of sessions, and as many requests without prefix caching whose computed tokens are as many."""
+    turns = json.loads(pathlib.Path("configs/bench/sessions_100k.json").read_text())
+    turns["workload"]["requests"] = 40000
+    tier = {**turns, "kv_cache": {**turns["kv_cache"], "tiers": [{"capacity": "100 GB"}]}}
+    lengths = {"type": "lognormal", "prompt": {"median": 260, "sigma": 0.5}, "output": {"median": 90, "sigma": 0.5}}
+    plain = {**turns, "kv_cache": {}, "request_routing": "round_robin",
+             "workload": {**{k: v for k, v in turns["workload"].items() if k != "sessions"}, "lengths": lengths}}
+    file, cpu = pathlib.Path("configs/bench/turns.json"), []
+    for config in (plain, turns, tier):
+        file.write_text(json.dumps(config))
+        try:
+            cpu.append(min(measure("run", file, "--threads", 1)[1] for _ in range(3)))
+        finally:
+            file.unlink()
+    for what, of in (("a session's turn", cpu[1]), ("the same with a tier below HBM", cpu[2])):
+        row(f"{what}, CPU over a plain request's", f"{of / cpu[0]:.2f}", "1.5", of / cpu[0] <= 1.5)
+
+
 def fidelity():
     for name, change in (("serving_plain", {"workload": {"requests": 2500}}),
                          ("fleet_10k", {"instances": 2, "workload": {"requests": 3000, "arrivals": {"rate": "200 /s"}}})):
@@ -112,5 +131,5 @@ def compare_threads(folder):
 
 
 if __name__ == "__main__":
-    for part in sys.argv[2:] or ["start_up", "two_threads", "fidelity", "requests", "fleet"]:
+    for part in sys.argv[2:] or ["start_up", "two_threads", "fidelity", "requests", "sessions", "fleet"]:
         globals()[part]()

@@ -102,12 +102,12 @@ std::string text_of(const Experiment& experiment, bool precision_given) {
   return wrapped(fmt::format("{}, {:.1f} B parameters, {:.1f} B active, on {}\n", e.model.name,
                              parameters.total / 1e9, parameters.active / 1e9,
                              gpus_text(experiment))) +
+         wrapped(fmt::format("precision: {} ({})\n", precision_text(e.precision),
+                             precision_given ? "as given" : "as the model's files say")) +
          fmt::format(
-             "precision: {} ({})\n"
              "{} slots per layer ({:.4g}x)\n"
              "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
              "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank{}\n",
-             precision_text(e.precision), precision_given ? "as given" : "as the model's files say",
              slots, e.replication_effective,
              gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
              gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights), gb(e.memory.kv),
