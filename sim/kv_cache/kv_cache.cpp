@@ -454,11 +454,12 @@ void KvCache::fill(Holding& holding, std::uint32_t request, std::size_t full_blo
     }
     for (std::size_t g = 0; g < holding.groups.size(); ++g) {
       const Held& held = holding.groups[g];
-      const std::int64_t place = static_cast<std::int64_t>(b) - held.first;
-      if (place < 0) continue;  // the window left it behind before it was full: the prompt arrived
-      const auto* const block = &held.blocks[static_cast<std::size_t>(place)];
-      add_copy(name_in(g, holding.hashes[b]), *block, !below_.output && b >= holding.of_prompt);
-      if (place > 0) at(block[-1]).follower = *block;
+      if (static_cast<std::int64_t>(b) < held.first)
+        continue;  // the window left it behind before it was full: the prompt arrived
+      const std::size_t place = b - static_cast<std::size_t>(held.first);
+      const std::int32_t block = held.blocks[place];
+      add_copy(name_in(g, holding.hashes[b]), block, !below_.output && b >= holding.of_prompt);
+      if (place > 0) at(held.blocks[place - 1]).follower = block;
     }
   }
 }

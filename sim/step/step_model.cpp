@@ -620,8 +620,8 @@ bool is_eager(const StepBatch& batch, std::int32_t graph_tokens) {
 
 }  // namespace
 
-// What the host and the gaps between kernels add, what ranks wait for the last of them, and what it
-// takes at least to launch every kernel of a step that has no graph. The host begins a step once,
+// What the host and the gaps between kernels add, what it takes at least to launch every kernel of
+// a step that has no graph, and what ranks wait for the last of them. The host begins a step once,
 // however many micro-batches it has.
 void StepModel::charge_host(const StepBatch& batch, int layers, bool begins, CriticalPath& path,
                             const StepCost& result) const {
@@ -633,10 +633,10 @@ void StepModel::charge_host(const StepBatch& batch, int layers, bool begins, Cri
   // With AFD each layer has its own.
   if (!spec_.plan.afd()) charge("kernel_gaps", spec_.charges.per_layer * layers);
   const bool eager = is_eager(batch, spec_.charges.graph_tokens);
-  if (spec_.charges.wait_for_last > Seconds{})
-    charge("rank_waits", spec_.charges.wait_for_last * (eager ? layers : 1));
   const Seconds launches = spec_.charges.eager_layer * layers;
   if (eager && launches > result.total) charge("eager_launches", launches - result.total);
+  if (spec_.charges.wait_for_last > Seconds{} && (eager || begins))
+    charge("rank_waits", spec_.charges.wait_for_last * (eager ? layers : 1));
   charge("host_overhead", (begins ? spec_.charges.host_overhead : Seconds{}) +
                               spec_.charges.per_sequence * static_cast<double>(sequences));
 }
