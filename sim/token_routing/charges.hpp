@@ -46,8 +46,8 @@ enum class RoutingCharges { measured, fast, none };
 Charges routing_charges(RoutingCharges);
 
 /// "charges": {"token_routing": "measured" (default) | "fast" | "none" | {values}, "host_overhead":
-/// "0 us", "per_layer": "0 us", "per_sequence": "0 us", "eager_launch": "0 us"}. Values may be
-/// given for any of `policies`; those left out are charged as measured.
+/// "0 us", "per_layer": "0 us", "per_sequence": "0 us", "eager_launch": "0 us", "rank_jitter": "0
+/// us"}. Values may be given for any of `policies`; those left out are charged as measured.
 Charges read_charges(const ConfigNode&, std::span<const std::string_view> policies);
 std::span<const Key> charges_keys();
 

@@ -310,6 +310,14 @@ std::optional<Json> checkpoint_of(const MeasuredPoint& point) {
   return std::nullopt;
 }
 
+double bytes_of_weight(const Json& checkpoint) {
+  const auto precision = checkpoint.at("experts").get<std::string>();
+  const auto place = std::ranges::find(precision_names, precision);
+  return place == precision_names.end()
+             ? 0
+             : bytes_per_element(static_cast<Precision>(place - precision_names.begin()));
+}
+
 /// As stated; otherwise one GPU for what fits into it (Mixtral in fp8), else data-parallel
 /// attention and expert parallelism over a node, or the group.
 ServingPlan plan_of(const MeasuredPoint& point) {

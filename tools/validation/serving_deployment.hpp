@@ -24,6 +24,8 @@ EngineVersion engine_of(const MeasuredPoint&);
 /// How the checkpoint of a model in a precision is stored: the keys of "precision" that no engine
 /// decides. Nothing for an unknown precision.
 std::optional<Json> checkpoint_of(const MeasuredPoint&);
+/// Of an expert in such a checkpoint.
+double bytes_of_weight(const Json& checkpoint);
 
 /// What a measured deployment is as an experiment, but for its requests: cluster, model,
 /// precision, parallel, engine, gating, placement. A string says why it cannot be one.

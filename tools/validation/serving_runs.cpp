@@ -32,13 +32,6 @@ std::string layout_of(const MeasuredPoint& point) {
   return text;
 }
 
-double bytes_of_weight(const std::string& precision) {
-  const auto place = std::ranges::find(precision_names, precision);
-  return place == precision_names.end()
-             ? 0
-             : bytes_per_element(static_cast<Precision>(place - precision_names.begin()));
-}
-
 // All but the speeds. Precisions that are one checkpoint are one: gpt-oss's "fp4" is its "mxfp4
 // w4a16".
 ServingRun described(const MeasuredPoint& point) {
@@ -58,7 +51,7 @@ ServingRun described(const MeasuredPoint& point) {
   if (run.gpus == 0) run.gpus = plan_of(point).gpus() * plan_of(point).replicas;
   if (const auto checkpoint = checkpoint_of(point)) {
     const auto experts = checkpoint->at("experts").get<std::string>();
-    run.weight_bytes = bytes_of_weight(experts);
+    run.weight_bytes = bytes_of_weight(*checkpoint);
     run.precision = experts;
     if (checkpoint->contains("activations"))
       run.precision += "-" + checkpoint->at("activations").get<std::string>();

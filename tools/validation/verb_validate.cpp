@@ -80,7 +80,8 @@ std::string to_text(const std::vector<ValidatedPoint>& points, const Errors& cat
   return text + table_of("category and group", errors_by_group(points)) +
          "error: |predicted / measured - 1|; bias: the median with its sign; "
          "extrapolated: outside what\nconstants were fitted on\n" +
-         (sheets ? "roofline: by a GPU's data sheet alone, as nothing of it was measured\n" : "") +
+         (sheets ? "roofline: by a GPU's data sheet alone; nothing of that GPU was measured\n"
+                 : "") +
          reasons_of(points);
 }
 
