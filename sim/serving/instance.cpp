@@ -20,9 +20,9 @@ Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requ
       requests_(requests),
       number_(links.number),
       below_(std::move(links.below)),
-      models_(deployment),
       speculation_(deployment, number_),
       layout_(deployment) {
+  if (sampler_ == nullptr) models_.emplace(deployment);
   for (int r = 0; r < deployment.parallel.dp; ++r)
     ranks_.push_back(
         {.queue = RankQueue(deployment.kv_layout), .kv = empty_cache(static_cast<std::size_t>(r))});
@@ -522,13 +522,7 @@ void Instance::take_two_terms() {
 // What the step costs, routed token by token or drawn from samples.
 void Instance::price_step(Time now) {
   if (sampler_ != nullptr) {
-    StepSampler::Coins coins;
-    const DecodePlaces places = [this] { return decode_places(); };
-    const auto draw = [&](const StepBatch& part) -> const StepSample& {
-      return sampler_->draw(summary_.rule, part, places, coins);
-    };
-    models_.of(summary_.rule).price(batch_, draw, cost_);
-    sampler_->step_priced(summary_.rule, batch_, places, cost_.total);
+    sampler_->price(summary_.rule, batch_, [this] { return decode_places(); }, cost_);
     take_two_terms();
   } else {
     const auto step = [&](StepKind rule) -> StepInput {
@@ -537,7 +531,7 @@ void Instance::price_step(Time now) {
         return step_input(deployment_, rule, batch_, rows_);
       return {batch_, layout_.rules().of(rule), layout_.placement(), rows_};
     };
-    models_.of(summary_.rule).price(step(summary_.rule), cost_);
+    models_->of(summary_.rule).price(step(summary_.rule), cost_);
     speculation_.clear_tally();
     speculation_.draft(step(StepKind::decode), cost_);
     take_two_terms();
@@ -555,9 +549,11 @@ void Instance::move_experts() {
 }
 
 std::optional<Seconds> Instance::begin_step(Time now) {
+  if (asleep_at_ == changes_) return std::nullopt;
   ++changes_;
   planned_at_ = now;
-  if (!below_.empty() || remembers_agents(deployment_)) {
+  const bool acts_when_idle = !below_.empty() || remembers_agents(deployment_);
+  if (acts_when_idle) {
     for (Rank& rank : ranks_) rank.kv.pass(now);
   }
   if (!plan_step()) {
@@ -566,6 +562,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
       const bool idle = rank.running.empty() && rank.queue.empty();
       check(idle || !rank.sending.empty() || rank.kv.moves(), "a rank with work was left idle");
     }
+    if (!acts_when_idle && idle()) asleep_at_ = changes_;
     return std::nullopt;
   }
   layout_.pass(to_seconds(now - busy_until_));

@@ -195,6 +195,8 @@ class Instance {
   StepSampler* sampler_;    // none: every token is routed
   const StepPrice* price_;  // if the scheduler needs it
   std::int64_t changes_ = 0;
+  // These, as nothing was left to do: until something changes no step begins.
+  std::int64_t asleep_at_ = -1;
   RowSource& rows_;
   Requests& requests_;
   int number_;
@@ -202,7 +204,7 @@ class Instance {
   Time planned_at_{};              // the last step
   std::vector<Time> loads_until_;  // [rank], before the step has brought experts
   Time loaded_{};                  // when what the step loads layer by layer is there
-  StepModels models_;
+  std::optional<StepModels> models_;  // without a sampler
   // Where weights move between steps that cut experts otherwise: how they stand, and what a move
   // takes.
   bool cut_for_decode_ = false;

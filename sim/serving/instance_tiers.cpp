@@ -88,7 +88,7 @@ Time Instance::move_blocks(Time now) {
 
 // Of the GPUs of a rank, each of which brings its part of every block.
 std::span<RankMemory> Instance::expert_memories_of(std::size_t rank) {
-  const std::span<RankMemory> all = models_.of(StepKind::prefill).expert_memories();
+  const std::span<RankMemory> all = models_->of(StepKind::prefill).expert_memories();
   const std::size_t first = rank * all.size() / ranks_.size();
   const std::size_t end = std::max(first + 1, (rank + 1) * all.size() / ranks_.size());
   return all.subspan(first, all.empty() ? 0 : end - first);

@@ -46,6 +46,17 @@ SampledStats StepSampler::stats() const {
   return {std::ssize(samples_), answer.checks, answer.error, answer.standard_error, answer.worst};
 }
 
+void StepSampler::price(StepKind rule, const StepBatch& batch, const DecodePlaces& places,
+                        StepCost& cost) {
+  Coins coins;
+  models_.of(rule).price(
+      batch,
+      [&](const StepBatch& part) -> const StepSample& { return draw(rule, part, places, coins); },
+      cost);
+  if (checks_) checks_->step(rule, batch, places, cost.total);
+}
+
+// A step like this one, or a micro-batch of one.
 const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
                                     const DecodePlaces& places, Coins& coins) {
   std::int64_t decode = 0, prefill = 0, most = 0, prompts = 0;
@@ -70,7 +81,7 @@ const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
   if (deployment_.few_samples && is_rare(uses, samples.size()))
     return *samples[rng_.below(samples.size())];
   const auto prompt_tokens = prefill / std::max<std::int64_t>(1, prompts);
-  samples.push_back(&price(key, static_cast<std::int32_t>(prompt_tokens), places()));
+  samples.push_back(&sample(key, static_cast<std::int32_t>(prompt_tokens), places()));
   return *samples.back();
 }
 
@@ -97,7 +108,7 @@ void StepSampler::add_prompts(StepBatch& batch, std::int32_t tokens, std::int32_
 }
 
 // `prompt_tokens`: of each prompt.
-const StepSample& StepSampler::price(const Key& key, std::int32_t prompt_tokens,
+const StepSample& StepSampler::sample(const Key& key, std::int32_t prompt_tokens,
                                      std::span<const std::int32_t> places) {
   StepBatch batch;
   const int ranks = deployment_.parallel.dp;

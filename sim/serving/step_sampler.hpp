@@ -37,24 +37,19 @@ class StepSampler {
  public:
   explicit StepSampler(const Deployment&);
 
-  /// Which way sizes between two go, from 0 (up) to 1 (down). The same for all micro-batches of a
-  /// step: a pipeline waits for the longest, and those of one size must not differ by chance.
-  struct Coins {
-    std::optional<double> decode, most, others;
-  };
-
-  /// A step like this one, or a micro-batch of one; good as long as the sampler. `places` is asked
-  /// for what a new sample needs; without any, the single tokens of the batch (prompts that
-  /// micro-batches cut) are taken to be first ones.
-  const StepSample& draw(StepKind rule, const StepBatch&, const DecodePlaces& places, Coins&);
-  /// A step of the run has been priced by samples: it may be checked.
-  void step_priced(StepKind rule, const StepBatch& batch, const DecodePlaces& places,
-                   Seconds time) {
-    if (checks_) checks_->step(rule, batch, places, time);
-  }
+  /// Prices a step of the run, by one model for all instances: what it remembers serves all of them.
+  /// `places` is asked for what a new sample needs; without any, the single tokens of the batch
+  /// (prompts that micro-batches cut) are taken to be first ones. Samples in the cost are good as
+  /// long as the sampler.
+  void price(StepKind rule, const StepBatch&, const DecodePlaces& places, StepCost&);
   SampledStats stats() const;
 
  private:
+  // Which way sizes between two go, from 0 (up) to 1 (down). The same for all micro-batches of a
+  // step: a pipeline waits for the longest, and those of one size must not differ by chance.
+  struct Coins {
+    std::optional<double> decode, most, others;
+  };
   struct Key {
     StepKind rule;
     std::int64_t decode_tokens, most_prefill_tokens, other_prefill_tokens;
@@ -66,8 +61,9 @@ class StepSampler {
   struct Grid {
     std::int64_t sizes_per_octave, unit;
   };
+  const StepSample& draw(StepKind rule, const StepBatch&, const DecodePlaces& places, Coins&);
   std::int64_t on_grid(std::int64_t size, Grid, std::optional<double>& coin);
-  const StepSample& price(const Key&, std::int32_t prompt_tokens,
+  const StepSample& sample(const Key&, std::int32_t prompt_tokens,
                           std::span<const std::int32_t> places);
   void add_prompts(StepBatch&, std::int32_t tokens, std::int32_t of_each);
   LayerRange next_layers(std::int64_t tokens);
