@@ -22,7 +22,7 @@ using BlockSet = tsl::robin_set<BlockHash, AsItIs>;
 /// Small numbers next to each other are not next to each other in a table.
 struct Spread {
   std::size_t operator()(std::int32_t number) const {
-    return static_cast<std::size_t>(number) * 0x9e3779b97f4a7c15ULL >> 32;
+    return (std::uint64_t{static_cast<std::uint32_t>(number)} * 0x9e3779b97f4a7c15U) >> 32;
   }
 };
 

@@ -8,7 +8,6 @@ namespace moesim {
 
 ExpertLayout::ExpertLayout(const Deployment& deployment)
     : deployment_(deployment),
-      placement_(deployment.placement),
       rules_(deployment.rules),
       mover_(mover_of(deployment)),
       rebalancer_(deployment.rebalancer()),
@@ -21,8 +20,8 @@ ExpertLayout::ExpertLayout(const Deployment& deployment)
 }
 
 void ExpertLayout::take(ExpertPlacement placement) {
-  placement_ = std::move(placement);
-  rules_ = rules_over(deployment_, placement_);
+  moved_ = std::move(placement);
+  rules_ = rules_over(deployment_, *moved_);
 }
 
 void ExpertLayout::pass(Seconds idle) { relocation_.pass(idle); }
@@ -30,10 +29,11 @@ void ExpertLayout::pass(Seconds idle) { relocation_.pass(idle); }
 void ExpertLayout::switch_arrived() {
   std::vector<RebalancePlan::Change> layers = relocation_.take_arrived();
   if (layers.empty()) return;
+  if (!moved_) moved_ = deployment_.placement;
   for (RebalancePlan::Change& change : layers) {
-    placement_[static_cast<std::size_t>(change.layer)] = std::move(change.placement);
+    (*moved_)[static_cast<std::size_t>(change.layer)] = std::move(change.placement);
   }
-  rules_ = rules_over(deployment_, placement_);
+  rules_ = rules_over(deployment_, *moved_);
 }
 
 // Dummy tokens are not recorded, as in [vLLM].
@@ -68,7 +68,7 @@ void ExpertLayout::after_step(const StepBatch& batch,
     const StepSeen seen{steps_++,          now + to_duration(cost.total),
                         real_tokens_,      batch.rows,
                         request_of_range,  rows,
-                        placement_,        recovery_.live(),
+                        placement(),       recovery_.live(),
                         relocation_.busy()};
     if (auto plan = rebalancer_->after_step(seen)) {
       relocation_.start(std::move(*plan), seen, mover_);
@@ -86,8 +86,8 @@ MoveCost ExpertLayout::move_all(ExpertPlacement to, std::span<const char> source
   MoveCost all;
   all.reloaded.resize(sources.size());
   for (std::size_t layer = 0; layer < to.size(); ++layer) {
-    to[layer] = mover_.arranged(placement_[layer], std::move(to[layer]));
-    const MoveCost cost = mover_.cost(placement_[layer], to[layer], sources);
+    to[layer] = mover_.arranged(placement()[layer], std::move(to[layer]));
+    const MoveCost cost = mover_.cost(placement()[layer], to[layer], sources);
     all.time += cost.time;
     all.nvlink += cost.nvlink;
     all.network += cost.network;
@@ -105,7 +105,7 @@ std::int64_t ExpertLayout::kv_blocks() const {
 
 OutageRecord& ExpertLayout::stop(const Outage& outage, Time now) {
   relocation_.cancel();
-  return recovery_.stop(outage, placement_, now);
+  return recovery_.stop(outage, placement(), now);
 }
 
 Seconds ExpertLayout::make_whole(OutageRecord& record) {

@@ -21,7 +21,9 @@ class ExpertLayout {
   explicit ExpertLayout(const Deployment&);
 
   /// Where experts stand now.
-  const ExpertPlacement& placement() const { return placement_; }
+  const ExpertPlacement& placement() const {
+    return moved_ ? *moved_ : deployment_.placement;
+  }
   /// The rules of steps over the placement that stands now.
   const PhaseRules& rules() const { return rules_; }
   /// What was moved in the run so far.
@@ -54,7 +56,8 @@ class ExpertLayout {
   MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
 
   const Deployment& deployment_;
-  ExpertPlacement placement_;
+  // Where they stand since something has moved them: a fleet has many groups in which nothing does.
+  std::optional<ExpertPlacement> moved_;
   PhaseRules rules_;
   Mover mover_;
   std::unique_ptr<Rebalancer> rebalancer_;

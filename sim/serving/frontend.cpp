@@ -16,7 +16,8 @@ Frontend::Frontend(const Deployment& deployment, std::vector<Instance*> instance
       needs_(router_->needs()),
       history_(deployment.model.moe_layers(), deployment.model.experts,
                deployment.model.experts_per_token),
-      active_experts_(instances_.size(), deployment.model.moe_layers(), deployment.model.experts),
+      active_experts_(needs_.experts_read ? instances_.size() : 0, deployment.model.moe_layers(),
+                      deployment.model.experts),
       published_(instances_.size() * static_cast<std::size_t>(deployment.parallel.dp)),
       seen_(instances_.size()) {}
 

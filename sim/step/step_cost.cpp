@@ -28,7 +28,6 @@ void add(LayerOutcome& sum, const LayerOutcome& other) {
     sum.load.tokens[rank] += other.load.tokens[rank];
     sum.load.max_activated = std::max(sum.load.max_activated, sum.load.activated[rank]);
     sum.load.max_tokens = std::max(sum.load.max_tokens, sum.load.tokens[rank]);
-    sum.experts[rank].time += other.experts[rank].time;
   }
   for (std::size_t rank = 0; rank < sum.shared_tokens.size(); ++rank)
     sum.shared_tokens[rank] += other.shared_tokens[rank];

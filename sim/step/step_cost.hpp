@@ -92,7 +92,7 @@ struct LayerOutcome {
   std::int32_t step_copies = 0;
   CollectiveCost bringing;
   Exchange exchange;
-  /// What the expert FFN costs every EP rank.
+  /// What the expert FFN costs every EP rank; none in a sample whose sum tells.
   std::vector<Cost> experts;
   /// Rows of the grouped GEMM that hold a token, and all that are computed.
   std::int64_t useful_rows = 0, padded_rows = 0;

@@ -577,7 +577,17 @@ StepSample StepModel::sample(const StepInput& input) {
       std::span(cost.tokens_of_expert).subspan(at(priced.first) * experts, layers.size() * experts);
   result.tokens_of_priced.assign(tokens.begin(), tokens.end());
   sum_up(result);
+  // All that reads what each rank takes, and a run has thousands of samples.
+  if (adds_sums_of_samples()) {
+    for (LayerOutcome& layer : result.layers_priced) layer.experts = {};
+  }
   return result;
+}
+
+// Whether a sample's layers are always added as a sum: nothing runs beside them.
+bool StepModel::adds_sums_of_samples() const {
+  return !spec_.overlap.shared_expert && !spec_.overlap.combine_attention &&
+         !spec_.overlap.two_batch && !spec_.plan.afd();
 }
 
 // What the layers of a sample take if each waits for the one before.
