@@ -207,6 +207,13 @@ class Runs {
 
   // Runs points. Where only `whether` they meet the SLO is asked, those that miss may be given up.
   std::optional<std::vector<Trial>> operator()(std::span<const TunePoint> points, bool whether) {
+    return run_all(points,
+                   whether && search_.give_up ? std::optional(least_attainment()) : std::nullopt);
+  }
+
+  // Runs points; those that cannot attain `least` are given up.
+  std::optional<std::vector<Trial>> run_all(std::span<const TunePoint> points,
+                                            std::optional<double> least) {
     if (hooks_.stop()) return std::nullopt;
     std::vector<SweepPoint> configs;
     for (const TunePoint point : points) {
@@ -218,8 +225,7 @@ class Runs {
     std::atomic<std::size_t> next = 0;
     tbb::parallel_for(std::size_t{0}, points.size(), [&](std::size_t) {
       const std::size_t i = order[next++];
-      tbb::this_task_arena::isolate(
-          [&] { outcomes[i] = run(configs[i], whether && search_.give_up); });
+      tbb::this_task_arena::isolate([&] { outcomes[i] = run(configs[i], least); });
     });
     if (store_) record(configs, outcomes);
     std::vector<Trial> trials;
@@ -254,9 +260,13 @@ class Runs {
   }
 
  private:
+  // A run that was given up: what it had attained, and below what it would have stayed.
+  struct GivenUp {
+    double attained = 0, asked = 0;
+  };
   struct Outcome {
     StoreRow row;
-    std::optional<SloMissed> missed{};  // the run was given up: the row says that alone
+    std::optional<GivenUp> missed{};  // the row says that alone
     bool before = false;                // of the store
   };
 
@@ -296,11 +306,12 @@ class Runs {
   }
 
   // A run of the store, or one now.
-  Outcome run(const SweepPoint& point, bool give_up) {
+  Outcome run(const SweepPoint& point, std::optional<double> least) {
     if (const auto known = known_.find(point.config_hash); known != known_.end())
       return {known->second, {}, true};
-    if (const auto known = given_up_.find(point.config_hash); give_up && known != given_up_.end())
-      return {{}, known->second, true};
+    const auto before = given_up_.find(point.config_hash);
+    if (least && before != given_up_.end() && before->second.asked <= *least)
+      return {{}, before->second, true};
     Outcome outcome{{point.config_hash, point.config.dump(), PointStatus::done, "", ""}};
     try {
       Experiment experiment = load(point.config);
@@ -308,24 +319,24 @@ class Runs {
         pool.spot_checks = search_.spot_checks;
         pool.few_samples = search_.proof == Proof::attained;
       }
-      outcome.row.report = report_of(experiment, give_up);
+      outcome.row.report = report_of(experiment, least);
     } catch (const ConfigError& error) {
       outcome.row.status = PointStatus::infeasible;
       outcome.row.error = error.what();
     } catch (const SloMissed& missed) {
-      outcome.missed = missed;
+      outcome.missed = {missed.attained, *least};
       outcome.row.status = PointStatus::pending;
       outcome.row.report =
-          Json{{"given_up", {{"attained", missed.attained}, {"asked", least_attainment()}}}}.dump();
+          Json{{"given_up", {{"attained", missed.attained}, {"asked", *least}}}}.dump();
     }
     return outcome;
   }
 
-  std::string report_of(const Experiment& experiment, bool give_up) const {
-    if (!give_up) return moesim::run(experiment).document().dump();
+  std::string report_of(const Experiment& experiment, std::optional<double> least) const {
+    if (!least) return moesim::run(experiment).document().dump();
     // Short runs of requests begin with nothing in flight. Sessions have caches to fill.
     const bool from_start = search_.proof == Proof::attained && !search_.sessions;
-    SloWatch watch(experiment, least_attainment(), from_start);
+    SloWatch watch(experiment, *least, from_start);
     const std::array<RunObserver*, 1> observers{&watch};
     return moesim::run(experiment, {}, observers).document().dump();
   }
@@ -391,8 +402,7 @@ class Runs {
         if (row.status == PointStatus::done) known_.emplace(row.config_hash, row);
         if (row.status != PointStatus::pending || row.report.empty()) continue;
         const Json given_up = Json::parse(row.report).at("given_up");
-        if (given_up.at("asked") == least_attainment())
-          given_up_.emplace(row.config_hash, SloMissed{given_up.at("attained")});
+        given_up_.emplace(row.config_hash, GivenUp{given_up.at("attained"), given_up.at("asked")});
       }
     }
     store_.emplace(Store::open_for(search_.store, search_.document, points));
@@ -414,7 +424,7 @@ class Runs {
   const RateLadder* ladder_ = nullptr;
   std::optional<Store> store_;
   std::map<std::string, StoreRow> known_;      // done before
-  std::map<std::string, SloMissed> given_up_;  // before
+  std::map<std::string, GivenUp> given_up_;    // before
   std::set<std::string> traced_;               // gatings and seeds whose traces are made
   std::map<TunePoint, StoreRow> runs_;
   std::size_t done_ = 0, resumed_ = 0;
@@ -433,6 +443,15 @@ std::vector<std::optional<TuneBound>> bounds_of(const SloSearch& search, Runs& r
   constexpr double beyond_ladder = 4;
   check(search.ladder || !search.sessions, "a search over sessions has a ladder");
   const double highest_load = search.ladder ? search.ladder->rate(search.ladder->size() - 1) : 0;
+  // Places have their traces in common. All cores make them here; below the others would wait for one.
+  bool loads = false;
+  for (std::size_t place = known; !loads && place < search.places.size(); ++place) {
+    try {
+      runs.load(search.places[place]);
+      loads = true;
+    } catch (const ConfigError&) {  // refused below
+    }
+  }
   std::mutex mutex;
   std::size_t bounded = 0;
   tbb::parallel_for(known, search.places.size(), [&](std::size_t place) {
@@ -545,7 +564,7 @@ class Confirmation {
         if (brackets_[i].open() && !result_.stopped) brackets_[i].note(bears(i, draws_));
       }
     }
-    ask_heavier(true);
+    ask_whether_few();
     step_back();
     for (std::size_t i = 0; i < brackets_.size(); ++i) {
       if (brackets_[i].met()) result_.found.push_back(found(i, *brackets_[i].met()));
@@ -600,7 +619,7 @@ class Confirmation {
       for (std::size_t draw = from; draw < to; ++draw) points.push_back(point(i, draw));
     }
     if (draws_ == 1) add_next(points);
-    ask(std::move(points), true);
+    ask(std::move(points), Ask::whether);
   }
 
   // One run alone leaves a core idle: beside it the load that is asked for if this one is borne.
@@ -611,17 +630,39 @@ class Confirmation {
     if (next.open()) points.push_back({points.front().place, next.rung()});
   }
 
-  // What deployments do under 5 % more load. Beside one run alone, where `steps_back`, the load
-  // that step_back() asks for.
-  void ask_heavier(bool steps_back) {
+  TunePoint heavier_point(std::size_t i) const {
+    return {i * draws_, *brackets_[i].met() + rungs_per_5_percent};
+  }
+  // Whether a run under no more than 5 % more load was served in time to few.
+  bool was_few(std::size_t i) const {
+    TunePoint point = heavier_point(i);
+    for (; point.rung > *brackets_[i].met(); --point.rung) {
+      const auto trial = trials_.find(point);
+      if (trial == trials_.end() || trial->second.given_up) continue;
+      if (trial->second.attainment < few) return true;
+    }
+    return false;
+  }
+
+  // Whether 5 % more load is served in time to few; runs end as soon as that is sure. Beside one run
+  // alone the load that step_back() asks for.
+  void ask_whether_few() {
     std::vector<TunePoint> points;
     for (std::size_t i = 0; i < brackets_.size(); ++i) {
-      if (brackets_[i].met())
-        points.push_back({i * draws_, *brackets_[i].met() + rungs_per_5_percent});
+      if (brackets_[i].met() && !was_few(i)) points.push_back(heavier_point(i));
     }
-    if (steps_back && points.size() == 1)
+    if (points.size() == 1)
       points.push_back({points.front().place, points.front().rung - rungs_per_5_percent - 1});
-    ask(std::move(points), false);
+    ask(std::move(points), Ask::whether_few);
+  }
+
+  // What deployments do under 5 % more load.
+  void ask_heavier() {
+    std::vector<TunePoint> points;
+    for (std::size_t i = 0; i < brackets_.size(); ++i) {
+      if (brackets_[i].met()) points.push_back(heavier_point(i));
+    }
+    ask(std::move(points), Ask::all);
   }
 
   // At the very edge of what can be served a queue grows so slowly that no run is long enough to
@@ -629,34 +670,44 @@ class Confirmation {
   // answer is a rung below the edge. There the first draw is run; the others stay as at the edge,
   // which they bear.
   void step_back() {
-    constexpr double few = .5;
     std::vector<TunePoint> points;
     std::vector<std::size_t> stepped;
     for (std::size_t i = 0; i < brackets_.size() && !result_.stopped; ++i) {
       if (!brackets_[i].met()) continue;
+      const auto heavy = trials_.find(heavier_point(i));
+      const bool given_up = heavy != trials_.end() && heavy->second.given_up;
       const std::optional<Heavier> beyond = heavier(i);
-      if (!beyond || (beyond->attainment >= few && beyond->binds != "capacity")) continue;
+      const bool too_much = beyond && (beyond->attainment < few || beyond->binds == "capacity");
+      if (!given_up && !too_much && !was_few(i)) continue;
       stepped.push_back(i);
       points.push_back({i * draws_, *brackets_[i].met() - 1});
+      if (tells_heavier_)
+        points.push_back({i * draws_, *brackets_[i].met() - 1 + rungs_per_5_percent});
     }
-    ask(std::move(points), false);
+    ask(std::move(points), Ask::all);
     if (result_.stopped) return;
     for (const std::size_t i : stepped) {
       const Trial& lighter = trials_.at({i * draws_, *brackets_[i].met() - 1});
       if (!lighter.lasts || lighter.attainment < attainment_ - by_chance) continue;
       brackets_[i].step_back();
     }
-    if (tells_heavier_) ask_heavier(false);
+    if (tells_heavier_) ask_heavier();
   }
 
-  // Runs what was not run yet: to its end, unless only `whether` it meets the SLO is asked.
-  void ask(std::vector<TunePoint> points, bool whether) {
+  // What is asked of runs: all that they show, whether they meet the SLO, or whether few are served
+  // in time. Where that is sure they need not go on to their end.
+  enum class Ask { all, whether, whether_few };
+  static constexpr double few = .5;
+
+  // Runs what was not run yet, or not far enough.
+  void ask(std::vector<TunePoint> points, Ask what) {
     std::erase_if(points, [&](TunePoint point) {
       const auto trial = trials_.find(point);
-      return trial != trials_.end() && (whether || !trial->second.given_up);
+      return trial != trials_.end() && (what == Ask::whether || !trial->second.given_up);
     });
     if (points.empty() || result_.stopped) return;
-    const auto trials = runs_(points, whether);
+    const auto trials = what == Ask::whether_few ? runs_.run_all(points, few)
+                                                 : runs_(points, what == Ask::whether);
     result_.stopped = !trials;
     if (!trials) return;
     for (std::size_t p = 0; p < points.size(); ++p)
@@ -681,7 +732,7 @@ class Confirmation {
   std::optional<TuneResult::Found> nearest() {
     const auto excess = [](const auto& run) { return run.second.excess; };
     const TunePoint least = std::ranges::min_element(trials_, {}, excess)->first;
-    ask({least}, false);
+    ask({least}, Ask::all);
     const Trial& trial = trials_.at(least);
     return trial.given_up ? std::nullopt : std::optional(TuneResult::Found{least, trial});
   }
