@@ -11,6 +11,7 @@
 #include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "traces/gating/expert_sampler.hpp"
+#include "traces/gating/noise.hpp"
 
 namespace moesim {
 namespace {
@@ -34,8 +35,7 @@ Logits popularity(std::size_t layers, std::size_t experts, const GatingTerms& te
 }
 
 void add_noise(Logits& logits, double sigma, Rng rng) {
-  if (sigma > 0)
-    for (double& logit : logits) logit += sigma * rng.normal();
+  if (sigma > 0) add_normals(logits, sigma, rng);
 }
 
 /// Weights [topics, layers, experts] by which topics multiply those of their tokens' requests.
