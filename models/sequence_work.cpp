@@ -27,12 +27,17 @@ std::int64_t first_seen(std::int64_t p, const Sight& sight) {
 
 }  // namespace
 
-AttentionWork attention_work(std::span<const SequenceWork> sequences, const Sight& sight) {
+AttentionWork attention_work(const RankSequences& sequences, const Sight& sight) {
   AttentionWork work{.window = sight.chunked ? 0 : sight.window};
   // Most steps hold nothing but decodes that see all before them.
   const bool sees_all = sight == Sight{};
   std::int64_t singles = 0, keys_of_singles = 0;
-  for (const auto& [new_tokens, context, verifies] : sequences) {
+  const bool known = sees_all && sequences.decode_context;
+  if (known) {
+    singles = std::ssize(sequences);
+    keys_of_singles = *sequences.decode_context + singles;
+  }
+  for (const auto& [new_tokens, context, verifies] : known ? RankSequences{} : sequences) {
     if (new_tokens == 0) continue;
     if (sees_all && new_tokens == 1) {
       ++singles;
@@ -80,7 +85,8 @@ AttentionWork attention_work(std::span<const SequenceWork> sequences, const Sigh
   return work;
 }
 
-double decode_queries(std::span<const SequenceWork> sequences) {
+double decode_queries(const RankSequences& sequences) {
+  if (sequences.decode_context) return static_cast<double>(sequences.size());
   std::int64_t queries = 0;
   for (const auto& [new_tokens, context, verifies] : sequences)
     queries += new_tokens == 1 || verifies ? new_tokens : 0;

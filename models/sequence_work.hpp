@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 namespace moesim {
@@ -14,6 +15,16 @@ struct SequenceWork {
   /// The new tokens are one that is sampled and drafts behind it: a decode kernel computes them all
   /// with one read of the keys.
   bool verifies = false;
+};
+
+/// The sequences of a rank in a step.
+struct RankSequences : std::span<const SequenceWork> {
+  using span::span;
+  RankSequences(std::span<const SequenceWork> sequences, std::optional<std::int64_t> context)
+      : span(sequences), decode_context(context) {}
+  /// Tokens before the new ones in all KV caches, where each sequence is known to have one new token:
+  /// most steps are such, and then nothing need look at each sequence.
+  std::optional<std::int64_t> decode_context{};
 };
 
 /// Which tokens before, itself included, a query attends to.
@@ -46,8 +57,8 @@ struct AttentionWork {
 };
 /// What a step asks of attention whose queries see so much. A sequence that verifies, or has one
 /// new token, counts as decode, also when it is a prompt's last chunk.
-AttentionWork attention_work(std::span<const SequenceWork>, const Sight&);
+AttentionWork attention_work(const RankSequences&, const Sight&);
 /// Queries of sequences that decode: one each, or those verified.
-double decode_queries(std::span<const SequenceWork>);
+double decode_queries(const RankSequences&);
 
 }  // namespace moesim

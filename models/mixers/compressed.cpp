@@ -82,7 +82,7 @@ class Compressed final : public Mixer {
     compress(shape, tokens, ops);
   }
 
-  void core(const MixerShard& shard, std::span<const SequenceWork> sequences,
+  void core(const MixerShard& shard, const RankSequences& sequences,
             std::vector<Operation>& out) const override {
     const auto& [hidden, plan, precision, gpu] = shard;
     OperationList ops(Part::attention, precision, gpu, out);

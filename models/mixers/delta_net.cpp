@@ -56,7 +56,7 @@ class GatedDeltaNet final : public Mixer {
   // In chunks as gated delta nets are computed (arXiv:2412.06464, section 3.3): within a chunk of C
   // tokens keys meet keys and queries, their triangle is inverted onto keys and values, and values
   // are read out; between chunks each token reads the state twice and writes it once.
-  void core(const MixerShard& shard, std::span<const SequenceWork> sequences,
+  void core(const MixerShard& shard, const RankSequences& sequences,
             std::vector<Operation>& out) const override {
     if (has_table(shard)) return by_table(shard, sequences, out);
     const double key = a_.heads.key_dim, value = a_.heads.value_dim;
@@ -99,7 +99,7 @@ class GatedDeltaNet final : public Mixer {
     }
     return true;
   }
-  void by_table(const MixerShard& shard, std::span<const SequenceWork> sequences,
+  void by_table(const MixerShard& shard, const RankSequences& sequences,
                 std::vector<Operation>& out) const {
     const AttentionWork work = attention_work(sequences, {});
     OperationList ops(Part::attention, shard.precision, shard.gpu, out);

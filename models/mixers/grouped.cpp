@@ -109,7 +109,7 @@ class Grouped final : public Mixer {
 
   // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
   // pass once, keys and values are read once per sequence.
-  void core(const MixerShard& shard, std::span<const SequenceWork> sequences,
+  void core(const MixerShard& shard, const RankSequences& sequences,
             std::vector<Operation>& out) const override {
     const auto& [hidden, plan, precision, gpu] = shard;
     const AttentionWork work = attention_work(sequences, sight());

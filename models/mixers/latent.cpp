@@ -100,7 +100,7 @@ class Latent final : public Mixer {
     absorb(shape_of(shard.plan.tp), queries, ops);
   }
 
-  void core(const MixerShard& shard, std::span<const SequenceWork> sequences,
+  void core(const MixerShard& shard, const RankSequences& sequences,
             std::vector<Operation>& out) const override {
     const auto& [hidden, plan, precision, gpu] = shard;
     const AttentionWork work = attention_work(sequences, sight());

@@ -29,7 +29,7 @@ double recurrent_state_bytes(const RecurrentHeads& a, double convolved, const Pa
 }
 
 void recurrent_core(const MixerShard& shard, const RecurrentHeads& a, double state_bytes,
-                    double flops, std::span<const SequenceWork> sequences,
+                    double flops, const RankSequences& sequences,
                     std::vector<Operation>& out) {
   const AttentionWork work = attention_work(sequences, {});
   OperationList ops(Part::attention, shard.precision, shard.gpu, out);

@@ -29,7 +29,7 @@ double recurrent_state_bytes(const RecurrentHeads&, double convolved, const Para
 /// and outputs where it decodes; a prompt's tokens are computed in chunks, `flops` for each head
 /// and token.
 void recurrent_core(const MixerShard&, const RecurrentHeads&, double state_bytes, double flops,
-                    std::span<const SequenceWork>, std::vector<Operation>& out);
+                    const RankSequences&, std::vector<Operation>& out);
 /// Tokens of a chunk.
 inline constexpr double recurrent_chunk = 64;
 /// The gated norm, the output projection and the norm behind it.

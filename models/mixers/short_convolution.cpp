@@ -39,7 +39,7 @@ class GatedConvolution final : public Mixer {
     ops.memory("input_norm", tokens * norm_bytes(hidden));
     ops.gemm("in_proj", tokens, 3 * channels(plan), hidden);
   }
-  void core(const MixerShard& shard, std::span<const SequenceWork> sequences,
+  void core(const MixerShard& shard, const RankSequences& sequences,
             std::vector<Operation>& out) const override {
     double tokens = 0, kept_by = 0;
     for (const SequenceWork& sequence : sequences) {

@@ -46,7 +46,7 @@ class StateSpaceLayer : public Mixer {
     ops.memory("convolution", tokens * 2 * (2 * keys + values) * bf16_bytes);
   }
 
-  void core(const MixerShard& shard, std::span<const SequenceWork> sequences,
+  void core(const MixerShard& shard, const RankSequences& sequences,
             std::vector<Operation>& out) const override {
     recurrent_core(shard, a_.heads, kept(shard.plan, shard.precision).state_bytes, flops(),
                    sequences, out);

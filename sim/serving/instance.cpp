@@ -412,10 +412,13 @@ void Instance::compute_one_each(Rank& rank, std::int32_t index) {
   RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
   step.sequences.resize(rank.running.size());
   auto work = step.sequences.begin();
+  std::int64_t context = 0;
   for (Sequence& sequence : rank.running) {
     *work++ = {1, sequence.computed};
+    context += sequence.computed;
     rank.kv.grow(sequence, sequence.computed + 1);
   }
+  step.decode_context = context;
   const auto sequences = static_cast<std::int32_t>(rank.running.size());
   step.tokens = step.sampled = sequences;
   summary_.decode_tokens += sequences;
@@ -577,6 +580,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
     step.sequences.clear();
     step.tokens = step.sampled = step.padding = 0;
     step.dummy = false;
+    step.decode_context.reset();
   }
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const auto index = static_cast<std::int32_t>(r);

@@ -61,6 +61,10 @@ const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
                                     const DecodePlaces& places, Coins& coins) {
   std::int64_t decode = 0, prefill = 0, most = 0, prompts = 0;
   for (const RankStep& rank : batch.ranks) {
+    if (rank.decode_context) {
+      decode += std::ssize(rank.sequences);
+      continue;
+    }
     const std::int64_t before = prefill;
     for (const SequenceWork& work : rank.sequences) {
       (work.new_tokens == 1 ? decode : prefill) += work.new_tokens;

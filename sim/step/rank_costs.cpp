@@ -98,7 +98,7 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& laye
 void RankPrices::count_reads(const StepBatch& batch) {
   most_reads_ = all_reads_ = {};
   for (const RankStep& rank : batch.ranks) {
-    CacheReads reads{.queries = decode_queries(rank.sequences)};
+    CacheReads reads{.queries = decode_queries(rank.work())};
     for (const auto& [new_tokens, context, verifies] : rank.sequences)
       if (new_tokens > 1 && !verifies) reads.prompt_context += context;
     for (double CacheReads::*of : {&CacheReads::queries, &CacheReads::prompt_context}) {
@@ -114,7 +114,7 @@ void RankPrices::price(const StepBatch& batch, MixerClass& layers) const {
   layers.absorption.clear();
   layers.attention.resize(batch.ranks.size());
   for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
-    const std::span<const SequenceWork> sequences = batch.ranks[r].sequences;
+    const RankSequences sequences = batch.ranks[r].work();
     RankCost& attention = layers.attention[r];
     attention.operations.clear();
     layers.mixer->core(shard, sequences, attention.operations);

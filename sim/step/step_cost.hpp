@@ -50,6 +50,9 @@ struct RankStep {
   /// Rows that a captured CUDA graph computes beside the tokens.
   std::int32_t padding = 0;
   bool dummy = false;
+  /// RankSequences::decode_context of them.
+  std::optional<std::int64_t> decode_context{};
+  RankSequences work() const { return {sequences, decode_context}; }
 };
 
 /// One forward step of an EP group, all DP ranks in lockstep.

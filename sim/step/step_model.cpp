@@ -397,7 +397,7 @@ void StepModel::wait_for_experts(int moe_layer, Time now, const ExpertPlacement&
 namespace {
 
 bool all_decode(const RankStep& rank) {
-  return std::ranges::all_of(rank.sequences, [](const SequenceWork& work) {
+  return rank.decode_context || std::ranges::all_of(rank.sequences, [](const SequenceWork& work) {
     return work.new_tokens == 1 || work.verifies;
   });
 }

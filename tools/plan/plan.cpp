@@ -379,7 +379,6 @@ class Search {
     }
     SloSearch slo = search_over(std::move(drawn), long_stays);
     slo.proof = Proof::lasting;
-    slo.spot_checks = true;
     slo.draws = seeds;
     const double output = search_.base.at("workload").at("lengths").at("output");
     const double most = std::max(most_requests, most_tokens / output);
