@@ -70,6 +70,12 @@ Cost drawing(Cost cost, const Kernel& kernel, const GpuSpec& gpu) {
   return gpu.power ? drawing(cost, kernel, *gpu.power, gpu.hbm_bandwidth) : cost;
 }
 
+Cost unpriced(const Work& work, Operands operands, const GpuSpec& gpu) {
+  const bool multiplies = work.flops > Flops{};
+  return {.work = work,
+          .peak = multiplies ? gpu.peak(operands.weights, operands.activations) : FlopsPerSecond{}};
+}
+
 Cost roofline(const Work& work, Operands operands, const Kernel& kernel, const GpuSpec& gpu) {
   return drawing(Roofline(operands, kernel, gpu).cost(work), kernel, gpu);
 }

@@ -62,5 +62,7 @@ Cost drawing(Cost, const Kernel&, const GpuPower&, BytesPerSecond hbm);
 
 /// What one piece of work costs, by a Roofline made for it alone.
 Cost roofline(const Work&, Operands, const Kernel&, const GpuSpec&);
+/// Work whose time others tell: with the peak of its multiplications, if it has any.
+Cost unpriced(const Work&, Operands, const GpuSpec&);
 
 }  // namespace moesim

@@ -169,8 +169,7 @@ Question ask(const AttentionCall& call, const GpuSpec& gpu) {
 
 Cost attention(const AttentionShape& shape, const AttentionLoad& load, const GpuSpec& gpu) {
   const Kernel& kernel = shape.decode ? attention_decode_kernel : attention_prefill_kernel;
-  const Cost cost = Roofline({}, kernel, gpu).cost(load.work);
-  if (!gpu.tables || load.sequences <= 0) return drawing(cost, kernel, gpu);
+  if (!gpu.tables || load.sequences <= 0) return roofline(load.work, {}, kernel, gpu);
   AttentionCall call = call_of(shape, load);
   auto measured = gpu.tables->time(ask(call, gpu));
   if (!measured && call.window > 0 && call.decode) {
@@ -179,10 +178,11 @@ Cost attention(const AttentionShape& shape, const AttentionLoad& load, const Gpu
     call.window = 0;
     measured = gpu.tables->time(ask(call, gpu));
   }
+  if (!measured) return roofline(load.work, {}, kernel, gpu);
   // Kernels may multiply a cache of eight bits as such.
   const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
-  if (!measured) return drawing(cost, kernel, gpu);
-  return drawing(priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak),
+  return drawing(priced(unpriced(load.work, {}, gpu), *measured, load.work.hbm / gpu.hbm_bandwidth,
+                        load.work.flops / peak),
                  kernel, gpu);
 }
 

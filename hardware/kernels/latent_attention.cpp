@@ -257,13 +257,13 @@ Question ask(const AbsorptionCall& call, const GpuSpec& gpu) {
 Cost latent_attention(const LatentAttentionShape& shape, const AttentionLoad& load,
                       const GpuSpec& gpu) {
   const Kernel& kernel = shape.decode ? mla_decode_kernel : mla_prefill_kernel;
-  const Cost cost = Roofline({}, kernel, gpu).cost(load.work);
-  if (!gpu.tables || load.sequences <= 0) return drawing(cost, kernel, gpu);
-  const auto measured = gpu.tables->time(ask(call_of(shape, load), gpu));
-  if (!measured) return drawing(cost, kernel, gpu);
+  std::optional<TableTime> measured;
+  if (gpu.tables && load.sequences > 0) measured = gpu.tables->time(ask(call_of(shape, load), gpu));
+  if (!measured) return roofline(load.work, {}, kernel, gpu);
   // Kernels may multiply a cache of eight bits as such.
   const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
-  return drawing(priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak),
+  return drawing(priced(unpriced(load.work, {}, gpu), *measured, load.work.hbm / gpu.hbm_bandwidth,
+                        load.work.flops / peak),
                  kernel, gpu);
 }
 

@@ -80,8 +80,7 @@ class Mixer {
   virtual bool absorbs() const { return false; }
   virtual void absorption(const MixerShard&, double /*queries*/, std::vector<Operation>&) const {}
   /// Second what depends on every sequence's length.
-  virtual void core(const MixerShard&, const RankSequences&,
-                    std::vector<Operation>& out) const = 0;
+  virtual void core(const MixerShard&, const RankSequences&, std::vector<Operation>& out) const = 0;
   /// Third the projection of the output and the norm behind it. The TP all-reduce between the two
   /// is the caller's (it needs the fabric).
   virtual void output(const MixerShard&, double tokens, std::vector<Operation>& out) const = 0;

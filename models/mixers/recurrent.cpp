@@ -29,8 +29,7 @@ double recurrent_state_bytes(const RecurrentHeads& a, double convolved, const Pa
 }
 
 void recurrent_core(const MixerShard& shard, const RecurrentHeads& a, double state_bytes,
-                    double flops, const RankSequences& sequences,
-                    std::vector<Operation>& out) {
+                    double flops, const RankSequences& sequences, std::vector<Operation>& out) {
   const AttentionWork work = attention_work(sequences, {});
   OperationList ops(Part::attention, shard.precision, shard.gpu, out);
   const RecurrentSlice slice = slice_of(a, shard.plan.tp);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 
 #include <fmt/format.h>
 
@@ -255,15 +256,28 @@ Fusions fusions_of(const Engine& engine) {
   });
 }
 
+namespace {
+
+// Parsed once: a plan asks for it a thousand times.
+ConfigNode preset_of(const ServingEngine& engine) {
+  static const auto all = [] {
+    std::map<std::string_view, Json> presets;
+    for (const ServingEngine& each : serving_engines())
+      presets.emplace(each.name, Json::parse(each.preset));
+    return presets;
+  }();
+  return {all.at(engine.name), fmt::format("sim/engines/{}/preset.json", engine.name)};
+}
+
+}  // namespace
+
 ConfigNode with_preset(const ConfigNode& experiment) {
   if (!experiment.json().is_object() || !experiment.json().contains("engine")) return experiment;
   const Situation now = look_at(experiment);
   const ServingEngine* engine = find_engine(now.engine.name);
   if (engine == nullptr) return experiment;
-  const ConfigNode preset(Json::parse(engine->preset),
-                          fmt::format("sim/engines/{}/preset.json", engine->name));
   Json config = experiment.json();
-  fill(config, settings_of(preset, now));
+  fill(config, settings_of(preset_of(*engine), now));
   return {std::move(config), experiment.file(), experiment.pointer()};
 }
 

@@ -120,16 +120,24 @@ double step_seconds(const Deployment& e, const StepContent& content, double prom
 TuneBound prefill_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengths) {
   const int prompt = std::max(1, static_cast<int>(lengths.prompt));
   const int chunk = e.scheduler->max_num_batched_tokens();
-  const auto rate = [&](int tokens) {
-    const double seconds = step_seconds(e, prefill_step(tokens), lengths.prompt);
+  const auto seconds_of = [&](int tokens) {
+    return step_seconds(e, prefill_step(tokens), lengths.prompt);
+  };
+  const auto rate = [&](int tokens, double seconds) {
     return e.ranks() * tokens / (seconds * lengths.prompt);
   };
-  double best = rate(std::min(chunk, prompt));
-  if (chunk > prompt) best = std::max(best, rate(chunk));
+  const int one = std::min(chunk, prompt);
+  const double of_one = seconds_of(one);
+  double best = rate(one, of_one);
+  if (chunk > prompt) best = std::max(best, rate(chunk, seconds_of(chunk)));
   double excess = 0;
   if (slo.ttft) {
     const int tokens = std::clamp(static_cast<int>(lengths.long_prompt), 1, chunk);
-    excess = step_seconds(e, prefill_step(tokens), tokens) / slo.ttft->count();
+    // Where all prompts are as long, that step is priced already.
+    const double seconds = tokens == one && tokens <= lengths.prompt
+                               ? of_one
+                               : step_seconds(e, prefill_step(tokens), tokens);
+    excess = seconds / slo.ttft->count();
   }
   return {excess > slack ? 0 : best, excess};
 }
