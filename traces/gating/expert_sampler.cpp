@@ -20,28 +20,52 @@ void WeightedDraw::set_weights(std::span<const double> weights) {
   total_ = std::accumulate(weights.begin(), weights.end(), 0.0);
   size_ = static_cast<double>(weights.size());
   slots_.resize(weights.size());
-  small_.resize(weights.size());
-  large_.resize(weights.size());
-  // Stacks of the slots below and above 1. No branch could guess which, so that both tops are
-  // written and one grows.
+  small_.resize(weights.size() + 1);
+  large_.resize(weights.size() + 1);
+  // Stacks of the slots below and above 1, from place 1 on. No branch could guess which, so that
+  // both tops are written and one grows.
   std::size_t smalls = 0, larges = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    slots_[i] = {weights[i] / total_ * static_cast<double>(weights.size()), i};
+    slots_[i] = {weights[i] / total_ * size_, i};
     const bool small = slots_[i].keep < 1;
-    small_[smalls] = large_[larges] = i;
+    small_[smalls + 1] = large_[larges + 1] = i;
     smalls += small ? 1U : 0U;
     larges += small ? 0U : 1U;
   }
-  while (smalls > 0 && larges > 0) {
-    const std::size_t small = small_[smalls - 1], large = large_[larges - 1];
-    slots_[small].alias = large;
-    slots_[large].keep -= 1 - slots_[small].keep;
-    const bool stays = slots_[large].keep >= 1;
-    small_[smalls - 1] = large;
-    smalls -= stays ? 1U : 0U;
-    larges -= stays ? 0U : 1U;
-  }
+  if (smalls > 0 && larges > 0) pair_up(smalls, larges);
   // What rounding left over fills its slot alone: its alias is itself.
+}
+
+// A small slot is filled from a large one, which is then small itself or fills the next. What comes
+// next of either kind waits in registers: a chain through memory would take twice as long.
+void WeightedDraw::pair_up(std::size_t smalls, std::size_t larges) {
+  struct Top {
+    std::size_t slot;
+    double keep;
+  };
+  // At the bottom, place 0, is slot 0: it is read, and never paired.
+  const auto pop = [&](const std::vector<std::size_t>& stack, std::size_t& count) -> Top {
+    const std::size_t slot = stack[count];
+    count -= count > 0 ? 1U : 0U;
+    return {slot, slots_[slot].keep};
+  };
+  std::size_t small_left = smalls, large_left = larges;  // in the pairs to come, this one included
+  Top small = pop(small_, smalls), large = pop(large_, larges);
+  Top next_small = pop(small_, smalls), next_large = pop(large_, larges);
+  while (small_left > 0 && large_left > 0) {
+    slots_[small.slot].alias = large.slot;
+    large.keep -= 1 - small.keep;
+    slots_[large.slot].keep = large.keep;
+    const bool stays = large.keep >= 1;
+    small = stays ? next_small : large;
+    large = stays ? large : next_large;
+    small_left -= stays ? 1U : 0U;
+    large_left -= stays ? 0U : 1U;
+    if (stays)
+      next_small = pop(small_, smalls);
+    else
+      next_large = pop(large_, larges);
+  }
 }
 
 ExpertSampler::ExpertSampler(int experts, int k, int groups, int groups_per_token)

@@ -24,6 +24,7 @@ class WeightedDraw {
   double total() const { return total_; }
 
  private:
+  void pair_up(std::size_t smalls, std::size_t larges);
   struct Slot {
     double keep;
     std::size_t alias;
