@@ -20,10 +20,11 @@ struct SequenceWork {
 /// The sequences of a rank in a step.
 struct RankSequences : std::span<const SequenceWork> {
   using span::span;
-  RankSequences(std::span<const SequenceWork> sequences, std::optional<std::int64_t> context)
+  RankSequences(std::span<const SequenceWork> sequences,
+                std::optional<std::int64_t> context = std::nullopt)
       : span(sequences), decode_context(context) {}
-  /// Tokens before the new ones in all KV caches, where each sequence is known to have one new token:
-  /// most steps are such, and then nothing need look at each sequence.
+  /// Tokens before the new ones in all KV caches, where each sequence is known to have one new
+  /// token: most steps are such, and then nothing need look at each sequence.
   std::optional<std::int64_t> decode_context{};
 };
 

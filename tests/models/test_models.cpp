@@ -1202,6 +1202,16 @@ TEST_CASE("a prompt in chunks has the pairs of the prompt at once, and a step su
   const std::vector<SequenceWork> chunks{{30, 0}, {30, 30}, {40, 60}};
   CHECK(attention_work(whole, {}).prefill_pairs == 5050);
   CHECK(attention_work(chunks, {}).prefill_pairs == 5050);
+  // Decodes whose sum is known cost what they do one by one, whatever they see.
+  const std::vector<SequenceWork> decodes{{1, 10}, {1, 300}, {1, 0}};
+  for (const Sight& sight : {Sight{}, Sight{.window = 100}}) {
+    const AttentionWork each = attention_work(decodes, sight);
+    const AttentionWork sum = attention_work(RankSequences(decodes, 310), sight);
+    CHECK(sum.decode_kv_tokens == each.decode_kv_tokens);
+    CHECK(sum.decode_pairs == each.decode_pairs);
+    CHECK(sum.decode_context == each.decode_context);
+    CHECK(sum.sequences == each.sequences);
+  }
   const std::vector<SequenceWork> mixed{{100, 0}, {1, 9}, {1, 19}, {0, 50}};
   const AttentionWork work = attention_work(mixed, {});
   CHECK(work.sequences == 3);

@@ -103,6 +103,30 @@ TEST_CASE("failures of a pipeline are refused before any GPU of it is looked up"
              Catch::Contains("/failures: failures are not modelled with pp 3"));
 }
 
+TEST_CASE("an instance with nothing to do stays as it is until something changes") {
+  const Experiment e = load(Json::array({{{"gpu", 2}, {"at", "1 s"}}}));
+  RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
+                 e.decode().seed);
+  Requests requests;
+  Instance instance(e.decode(), rows, requests);
+  REQUIRE_FALSE(instance.begin_step(Time{}));
+  const std::int64_t changes = instance.changes();
+  REQUIRE_FALSE(instance.begin_step(Time{} + to_duration(Seconds(1))));
+  CHECK(instance.changes() == changes);
+  submit(instance, requests, rows, {.requests = 1, .prompt = 10, .output = 1});
+  Time now{};
+  const auto length = instance.begin_step(now);
+  REQUIRE(length);
+  now += to_duration(*length);
+  CHECK(instance.end_step(now).milestones.size() == 1);
+  CHECK_FALSE(instance.begin_step(now));
+  // An outage is a change, whatever the instance does.
+  instance.fail(e.decode().failures.outages[0], now);
+  const std::int64_t after = instance.changes();
+  CHECK_FALSE(instance.begin_step(now));
+  CHECK(instance.changes() > after);
+}
+
 TEST_CASE("a rank that stops computes nothing, and its experts are served elsewhere") {
   const Experiment e = load(Json::array({{{"gpu", 2}, {"at", "1 s"}}}));
   RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,

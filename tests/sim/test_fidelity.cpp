@@ -126,10 +126,12 @@ TEST_CASE("a sampled run is the same on every call") {
 }
 
 TEST_CASE("sizes between two on the grid take either, so that the mean comes out") {
-  const Experiment e = load_tiny(Json::object());
+  Experiment e = load_tiny(Json::object());
+  e.pools.back().spot_checks = false;
   StepSampler sampler(e.decode());
   const std::vector<std::int32_t> first_four{0, 1, 2, 3};
   const DecodePlaces places = [&] { return std::span(first_four); };
+  StepCost cost;
   StepBatch batch;
   batch.ranks.resize(4);
   // 4 x 9 = 36 decode tokens: between 36 = 32 + 4 and 40 on the grid 32, 36, 40, .. it is exact;
@@ -139,8 +141,8 @@ TEST_CASE("sizes between two on the grid take either, so that the mean comes out
   double tokens = 0;
   constexpr int draws = 4000;
   for (int i = 0; i < draws; ++i) {
-    StepSampler::Coins coins;
-    const StepSample& sample = sampler.draw(StepKind::decode, batch, places, coins);
+    sampler.price(StepKind::decode, batch, places, cost);
+    const StepSample& sample = *cost.samples.front();
     std::int64_t sum = 0;
     for (const std::int32_t t : sample.layer(0).load.tokens) sum += t;
     REQUIRE((sum == 36 * 2 || sum == 40 * 2));  // top 2
@@ -188,18 +190,20 @@ TEST_CASE("a step priced by a sample of itself costs what it does exactly") {
 }
 
 TEST_CASE("of a large sample some layers are priced and stand for the others") {
-  const Experiment e = load_tiny(
+  Experiment e = load_tiny(
       {{"model", {{"layers", Json::array({{{"repeat", 20}, {"pattern", {{{"ffn", "moe"}}}}}})}}}});
+  e.pools.back().spot_checks = false;
   StepSampler sampler(e.decode());
   const std::vector<std::int32_t> first_four{0, 1, 2, 3};
   const DecodePlaces places = [&] { return std::span(first_four); };
+  StepCost cost;
   StepBatch batch;
   batch.ranks.resize(4);
   // On the grid, and of 2,048 tokens 8 layers are priced.
   for (RankStep& rank : batch.ranks) rank.sequences.assign(512, {1, 0});
   for (int i = 0; i < 20; ++i) {
-    StepSampler::Coins coins;
-    const StepSample& sample = sampler.draw(StepKind::decode, batch, places, coins);
+    sampler.price(StepKind::decode, batch, places, cost);
+    const StepSample& sample = *cost.samples.front();
     const std::vector<LayerOutcome> layers = sample.layers();
     const std::vector<std::int32_t> tokens_of_expert = sample.tokens_of_expert();
     REQUIRE(layers.size() == 20);

@@ -358,6 +358,27 @@ TEST_CASE("a search knows again which runs its store gave up, where as much is a
   CHECK(confirm(.5).found.front().rate == half.found.front().rate);
 }
 
+TEST_CASE(
+    "5 % more load is run until it is sure that few are served in time, beyond the answer whole") {
+  const test::TemporaryFolder folder;
+  SloSearch search = search_of({deployment_under_slo("2 ms", 300)}, Proof::attained);
+  search.give_up = true;
+  const auto whole = confirmed(search, 5000);
+  search.store = folder.path() / "store.sqlite";
+  const auto found = confirmed(search, 5000);
+  REQUIRE(found.size() == 1);
+  REQUIRE(found.front().heavier);
+  CHECK(found.front().heavier->more > .04);
+  CHECK(found.front().rate == whole.front().rate);
+  CHECK(found.front().heavier->attainment == whole.front().heavier->attainment);
+  // A run that was given up attains less than was asked of it.
+  for (const StoreRow& row : Store::open(search.store).rows()) {
+    if (row.status != PointStatus::pending || row.report.empty()) continue;
+    const Json given_up = Json::parse(row.report).at("given_up");
+    CHECK(given_up.at("attained").get<double>() < given_up.at("asked").get<double>());
+  }
+}
+
 TEST_CASE("a ladder goes on beyond its ends by their ratios") {
   const RateLadder ladder({10, 20, 50});
   CHECK(ladder.size() == 3);

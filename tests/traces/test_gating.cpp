@@ -14,6 +14,7 @@
 #include "tests/trace_meta.hpp"
 #include "traces/gating/expert_sampler.hpp"
 #include "traces/gating/gating.hpp"
+#include "traces/gating/noise.hpp"
 #include "traces/halves.hpp"
 #include "traces/npy.hpp"
 #include "traces/trace_statistics.hpp"
@@ -98,6 +99,33 @@ TEST_CASE("an outline has two requests of each workload, whose experts are sound
     }
     CHECK(row(outline, 1) == std::vector<int>{2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3});
   }
+}
+
+TEST_CASE("normals that are added together are those of the stream, in order") {
+  constexpr double spread = .7;
+  // More than a block, and not a multiple of one.
+  std::vector<double> one_by_one(1000, 1.5), together(1000, 1.5);
+  Rng a(7, "normals"), b(7, "normals");
+  for (double& value : one_by_one) value += spread * a.normal();
+  add_normals(together, spread, b);
+  for (std::size_t i = 0; i < together.size(); ++i)
+    REQUIRE_THAT(together[i], WithinAbs(one_by_one[i], 1e-14));
+  CHECK(a.bits() == b.bits());
+}
+
+TEST_CASE("the alias method draws each item in proportion to its weight, however they lie") {
+  const std::vector<double> weights{GENERATE(
+      std::vector<double>{1, 2, 3, 4, 90}, std::vector<double>{5, 5, 5, 5},
+      std::vector<double>{100, 1, 1, 1, 1, 1, 1}, std::vector<double>{1, 50, 2, 49, 3, 48, 7})};
+  WeightedDraw draw;
+  draw.set_weights(std::vector<double>(300, 1.0));  // what was there before leaves nothing
+  draw.set_weights(weights);
+  Rng rng(1, "alias");
+  constexpr int draws = 200'000;
+  std::vector<int> seen(weights.size());
+  for (int i = 0; i < draws; ++i) ++seen.at(draw.draw(rng));
+  for (std::size_t i = 0; i < weights.size(); ++i)
+    CHECK_THAT(seen[i] / double{draws}, WithinAbs(weights[i] / draw.total(), .005));
 }
 
 TEST_CASE("the sampler draws without replacement in proportion to weight") {
