@@ -2,6 +2,7 @@
 #include "hardware/tables/kernel_tables.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <deque>
 #include <filesystem>
@@ -175,7 +176,13 @@ struct KernelTables::State {
   std::vector<Source> sources;
   std::map<std::string, double, std::less<>> errors, carried_errors;  // by table
   mutable std::shared_mutex mutex;
-  mutable std::map<CurveName<std::string>, std::unique_ptr<const Curve>, std::less<>> curves;
+  using Curves = std::map<CurveName<std::string>, std::unique_ptr<const Curve>, std::less<>>;
+  mutable Curves curves;
+  // Of all states that a process ever has.
+  const std::uint64_t number = [] {
+    static std::atomic<std::uint64_t> states = 0;
+    return ++states;
+  }();
   mutable std::map<std::string, std::shared_ptr<const void>> made;
 };
 
@@ -378,13 +385,29 @@ const Curve& KernelTables::State::curve(const Question& question) const {
   Coordinates shape{};
   for (std::size_t axis = 0; axis < table.axes.size(); ++axis)
     if (table.axes[axis].varies == TableAxis::by_shape) shape[axis] = question.place.at[axis];
+  // Every price of a step comes here: nothing is copied, and what this thread has asked of the
+  // table before needs no lock.
+  struct Asked {
+    std::uint64_t state = 0;
+    const Curves::value_type* curve = nullptr;
+  };
+  static thread_local std::array<Asked, 16> asked_before;
+  constexpr std::size_t of_table = 64;  // bytes, at least
+  Asked& asked = asked_before[std::hash<const void*>{}(&table) / of_table % asked_before.size()];
   std::vector<std::string> groups;
+  const std::string& front = question.groups->names.front();
+  if (asked.state == number) {
+    const auto& [name, curve] = *asked.curve;
+    if (name.table == &table && name.shape == shape && name.group == front) return *curve;
+  }
   {
-    // Every price of a step comes here: nothing is copied.
-    const CurveName<std::string_view> name{&table, question.groups->names.front(), shape};
+    const CurveName<std::string_view> name{&table, front, shape};
     const std::shared_lock lock(mutex);
     const auto known = curves.find(name);
-    if (known != curves.end()) return *known->second;
+    if (known != curves.end()) {
+      asked = {number, &*known};
+      return *known->second;
+    }
     groups = question.groups->names;
   }
   CurveName<std::string> name{&table, groups.front(), shape};
