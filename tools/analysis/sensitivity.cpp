@@ -48,8 +48,8 @@ void add_tables(const KernelTables& tables, std::vector<PriceConstant>& constant
                              factors[table->name].fill(1);
                              factors[table->name][static_cast<std::size_t>(evidence)] = factor;
                              pool.each_cluster([&](ClusterSpec& cluster) {
-                               auto& tables = cluster.gpu.tables;
-                               if (tables) tables = scaled(*tables, factors);
+                               auto& of_gpu = cluster.gpu.tables;
+                               if (of_gpu) of_gpu = scaled(*of_gpu, factors);
                              });
                            }});
     }
