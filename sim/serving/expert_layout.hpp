@@ -21,9 +21,7 @@ class ExpertLayout {
   explicit ExpertLayout(const Deployment&);
 
   /// Where experts stand now.
-  const ExpertPlacement& placement() const {
-    return moved_ ? *moved_ : deployment_.placement;
-  }
+  const ExpertPlacement& placement() const { return moved_ ? *moved_ : deployment_.placement; }
   /// The rules of steps over the placement that stands now.
   const PhaseRules& rules() const { return rules_; }
   /// What was moved in the run so far.

@@ -525,7 +525,8 @@ void Instance::take_two_terms() {
 // What the step costs, routed token by token or drawn from samples.
 void Instance::price_step(Time now) {
   if (sampler_ != nullptr) {
-    sampler_->price(summary_.rule, batch_, [this] { return decode_places(); }, cost_);
+    sampler_->price(
+        summary_.rule, batch_, [this] { return decode_places(); }, cost_);
     take_two_terms();
   } else {
     const auto step = [&](StepKind rule) -> StepInput {

@@ -200,10 +200,10 @@ class Instance {
   RowSource& rows_;
   Requests& requests_;
   int number_;
-  std::vector<TierPort> below_;    // [rank], or none
-  Time planned_at_{};              // the last step
-  std::vector<Time> loads_until_;  // [rank], before the step has brought experts
-  Time loaded_{};                  // when what the step loads layer by layer is there
+  std::vector<TierPort> below_;       // [rank], or none
+  Time planned_at_{};                 // the last step
+  std::vector<Time> loads_until_;     // [rank], before the step has brought experts
+  Time loaded_{};                     // when what the step loads layer by layer is there
   std::optional<StepModels> models_;  // without a sampler
   // Where weights move between steps that cut experts otherwise: how they stand, and what a move
   // takes.

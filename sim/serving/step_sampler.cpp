@@ -113,7 +113,7 @@ void StepSampler::add_prompts(StepBatch& batch, std::int32_t tokens, std::int32_
 
 // `prompt_tokens`: of each prompt.
 const StepSample& StepSampler::sample(const Key& key, std::int32_t prompt_tokens,
-                                     std::span<const std::int32_t> places) {
+                                      std::span<const std::int32_t> places) {
   StepBatch batch;
   const int ranks = deployment_.parallel.dp;
   for (int r = 0; r < ranks; ++r) {

@@ -37,10 +37,10 @@ class StepSampler {
  public:
   explicit StepSampler(const Deployment&);
 
-  /// Prices a step of the run, by one model for all instances: what it remembers serves all of them.
-  /// `places` is asked for what a new sample needs; without any, the single tokens of the batch
-  /// (prompts that micro-batches cut) are taken to be first ones. Samples in the cost are good as
-  /// long as the sampler.
+  /// Prices a step of the run, by one model for all instances: what it remembers serves all of
+  /// them. `places` is asked for what a new sample needs; without any, the single tokens of the
+  /// batch (prompts that micro-batches cut) are taken to be first ones. Samples in the cost are
+  /// good as long as the sampler.
   void price(StepKind rule, const StepBatch&, const DecodePlaces& places, StepCost&);
   SampledStats stats() const;
 
@@ -64,7 +64,7 @@ class StepSampler {
   const StepSample& draw(StepKind rule, const StepBatch&, const DecodePlaces& places, Coins&);
   std::int64_t on_grid(std::int64_t size, Grid, std::optional<double>& coin);
   const StepSample& sample(const Key&, std::int32_t prompt_tokens,
-                          std::span<const std::int32_t> places);
+                           std::span<const std::int32_t> places);
   void add_prompts(StepBatch&, std::int32_t tokens, std::int32_t of_each);
   LayerRange next_layers(std::int64_t tokens);
 

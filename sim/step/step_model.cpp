@@ -398,8 +398,8 @@ namespace {
 
 bool all_decode(const RankStep& rank) {
   return rank.decode_context || std::ranges::all_of(rank.sequences, [](const SequenceWork& work) {
-    return work.new_tokens == 1 || work.verifies;
-  });
+           return work.new_tokens == 1 || work.verifies;
+         });
 }
 
 bool worth_two_batches(const StepBatch& batch, const TwoBatch& limits) {

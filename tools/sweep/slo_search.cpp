@@ -267,7 +267,7 @@ class Runs {
   struct Outcome {
     StoreRow row;
     std::optional<GivenUp> missed{};  // the row says that alone
-    bool before = false;                // of the store
+    bool before = false;              // of the store
   };
 
   // Makes the traces that runs need, each with all cores: runs that wait for the same one would
@@ -423,9 +423,9 @@ class Runs {
   const SloHooks& hooks_;
   const RateLadder* ladder_ = nullptr;
   std::optional<Store> store_;
-  std::map<std::string, StoreRow> known_;      // done before
-  std::map<std::string, GivenUp> given_up_;    // before
-  std::set<std::string> traced_;               // gatings and seeds whose traces are made
+  std::map<std::string, StoreRow> known_;    // done before
+  std::map<std::string, GivenUp> given_up_;  // before
+  std::set<std::string> traced_;             // gatings and seeds whose traces are made
   std::map<TunePoint, StoreRow> runs_;
   std::size_t done_ = 0, resumed_ = 0;
   double best_goodput_ = 0;
@@ -443,7 +443,8 @@ std::vector<std::optional<TuneBound>> bounds_of(const SloSearch& search, Runs& r
   constexpr double beyond_ladder = 4;
   check(search.ladder || !search.sessions, "a search over sessions has a ladder");
   const double highest_load = search.ladder ? search.ladder->rate(search.ladder->size() - 1) : 0;
-  // Places have their traces in common. All cores make them here; below the others would wait for one.
+  // Places have their traces in common. All cores make them here; below the others would wait for
+  // one.
   bool loads = false;
   for (std::size_t place = known; !loads && place < search.places.size(); ++place) {
     try {
@@ -644,8 +645,8 @@ class Confirmation {
     return false;
   }
 
-  // Whether 5 % more load is served in time to few; runs end as soon as that is sure. Beside one run
-  // alone the load that step_back() asks for.
+  // Whether 5 % more load is served in time to few; runs end as soon as that is sure. Beside one
+  // run alone the load that step_back() asks for.
   void ask_whether_few() {
     std::vector<TunePoint> points;
     for (std::size_t i = 0; i < brackets_.size(); ++i) {
@@ -706,8 +707,8 @@ class Confirmation {
       return trial != trials_.end() && (what == Ask::whether || !trial->second.given_up);
     });
     if (points.empty() || result_.stopped) return;
-    const auto trials = what == Ask::whether_few ? runs_.run_all(points, few)
-                                                 : runs_(points, what == Ask::whether);
+    const auto trials =
+        what == Ask::whether_few ? runs_.run_all(points, few) : runs_(points, what == Ask::whether);
     result_.stopped = !trials;
     if (!trials) return;
     for (std::size_t p = 0; p < points.size(); ++p)
