@@ -362,8 +362,8 @@ TEST_CASE(
     "5 % more load is run until it is sure that few are served in time, beyond the answer whole") {
   const test::TemporaryFolder folder;
   SloSearch search = search_of({deployment_under_slo("2 ms", 300)}, Proof::attained);
-  search.give_up = true;
   const auto whole = confirmed(search, 5000);
+  search.give_up = true;
   search.store = folder.path() / "store.sqlite";
   const auto found = confirmed(search, 5000);
   REQUIRE(found.size() == 1);

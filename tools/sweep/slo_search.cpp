@@ -207,14 +207,14 @@ class Runs {
 
   // Runs points. Where only `whether` they meet the SLO is asked, those that miss may be given up.
   std::optional<std::vector<Trial>> operator()(std::span<const TunePoint> points, bool whether) {
-    return run_all(points,
-                   whether && search_.give_up ? std::optional(least_attainment()) : std::nullopt);
+    return run_all(points, whether ? std::optional(least_attainment()) : std::nullopt);
   }
 
-  // Runs points; those that cannot attain `least` are given up.
+  // Runs points; those that cannot attain `least` may be given up.
   std::optional<std::vector<Trial>> run_all(std::span<const TunePoint> points,
                                             std::optional<double> least) {
     if (hooks_.stop()) return std::nullopt;
+    if (!search_.give_up) least.reset();
     std::vector<SweepPoint> configs;
     for (const TunePoint point : points) {
       configs.push_back(points_.of(config_of(point)));

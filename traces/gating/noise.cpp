@@ -9,7 +9,7 @@
 #include <numbers>
 
 // For the widest vectors of each CPU. Sanitizers cannot look up which.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define MOESIM_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
