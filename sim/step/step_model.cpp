@@ -578,16 +578,16 @@ StepSample StepModel::sample(const StepInput& input) {
   result.tokens_of_priced.assign(tokens.begin(), tokens.end());
   sum_up(result);
   // All that reads what each rank takes, and a run has thousands of samples.
-  if (adds_sums_of_samples()) {
+  if (layers_add_up() && !spec_.overlap.two_batch) {
     for (LayerOutcome& layer : result.layers_priced) layer.experts = {};
   }
   return result;
 }
 
-// Whether a sample's layers are always added as a sum: nothing runs beside them.
-bool StepModel::adds_sums_of_samples() const {
-  return !spec_.overlap.shared_expert && !spec_.overlap.combine_attention &&
-         !spec_.overlap.two_batch && !spec_.plan.afd();
+// Whether nothing runs beside a layer's experts and exchanges, so that a sum tells what layers
+// take.
+bool StepModel::layers_add_up() const {
+  return !spec_.overlap.shared_expert && !spec_.overlap.combine_attention && !spec_.plan.afd();
 }
 
 // What the layers of a sample take if each waits for the one before.
@@ -727,9 +727,7 @@ void StepModel::add_up(const StepBatch& batch, Pass pass, StepCost& result,
   ranks.price(batch);
   // A sample's MoE layers are added up already, if nothing runs beside them.
   const StepSample* const sample = result.samples.empty() ? nullptr : result.samples.front();
-  const bool summed = sample != nullptr && (pass.whole || plan.pp > 1) &&
-                      !spec_.overlap.shared_expert && !spec_.overlap.combine_attention &&
-                      !plan.afd();
+  const bool summed = sample != nullptr && (pass.whole || plan.pp > 1) && layers_add_up();
   start_sum(result);
   CriticalPath path(plan, spec_.cluster.gpu, spec_.expert_gpu(), result, Explainer(explain));
   RankExchanges exchanges(fabric_, {spec_.model, plan, spec_.precision, fabric_.cluster().gpu},

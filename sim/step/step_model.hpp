@@ -134,7 +134,7 @@ class StepModel {
   Seconds rank_load_gather() const;
   bool shared_experts_travel() const;
   CollectiveCost bring(std::span<const StepCopy>, const LayerPlacement& standing) const;
-  bool adds_sums_of_samples() const;
+  bool layers_add_up() const;
   void sum_up(StepSample&) const;
 
   void start_sum(StepCost& result) const;

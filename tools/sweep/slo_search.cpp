@@ -205,6 +205,21 @@ class Runs {
     return remarks_.say_of(load_experiment(ConfigNode(config, search_.base_file), traces_));
   }
 
+  // Makes the trace that a config needs, with all cores: those that wait for the same one side by
+  // side would leave that to one of them.
+  void make_trace(const Json& config) {
+    const Json* gating = find_value(config, "/workload/gating");
+    const Json* seed = find_value(config, "/seed");
+    std::string key = gating == nullptr ? "" : gating->dump();
+    if (seed != nullptr) key += seed->dump();
+    if (traced_.contains(key)) return;
+    try {
+      load(config);
+      traced_.insert(std::move(key));
+    } catch (const ConfigError&) {  // its run, or its bound, says so
+    }
+  }
+
   // Runs points. Where only `whether` they meet the SLO is asked, those that miss may be given up.
   std::optional<std::vector<Trial>> operator()(std::span<const TunePoint> points, bool whether) {
     return run_all(points, whether ? std::optional(least_attainment()) : std::nullopt);
@@ -219,7 +234,10 @@ class Runs {
     for (const TunePoint point : points) {
       configs.push_back(points_.of(config_of(point)));
     }
-    make_traces(configs);
+    for (const SweepPoint& point : configs) {
+      if (!known_.contains(point.config_hash) && !given_up_.contains(point.config_hash))
+        make_trace(point.config);
+    }
     std::vector<Outcome> outcomes(points.size());
     const std::vector<std::size_t> order = longest_first(configs);
     std::atomic<std::size_t> next = 0;
@@ -269,24 +287,6 @@ class Runs {
     std::optional<GivenUp> missed{};  // the row says that alone
     bool before = false;              // of the store
   };
-
-  // Makes the traces that runs need, each with all cores: runs that wait for the same one would
-  // leave that to one of them.
-  void make_traces(std::span<const SweepPoint> points) {
-    for (const SweepPoint& point : points) {
-      const Json* gating = find_value(point.config, "/workload/gating");
-      const Json* seed = find_value(point.config, "/seed");
-      std::string key = gating == nullptr ? "" : gating->dump();
-      if (seed != nullptr) key += seed->dump();
-      const bool before =
-          known_.contains(point.config_hash) || given_up_.contains(point.config_hash);
-      if (before || !traced_.insert(std::move(key)).second) continue;
-      try {
-        load(point.config);
-      } catch (const ConfigError&) {  // its run says so
-      }
-    }
-  }
 
   std::string load_text(double load) const {
     return fmt::format("{}{}", load, search_.sessions ? " sessions" : " /s");
@@ -443,16 +443,8 @@ std::vector<std::optional<TuneBound>> bounds_of(const SloSearch& search, Runs& r
   constexpr double beyond_ladder = 4;
   check(search.ladder || !search.sessions, "a search over sessions has a ladder");
   const double highest_load = search.ladder ? search.ladder->rate(search.ladder->size() - 1) : 0;
-  // Places have their traces in common. All cores make them here; below the others would wait for
-  // one.
-  bool loads = false;
-  for (std::size_t place = known; !loads && place < search.places.size(); ++place) {
-    try {
-      runs.load(search.places[place]);
-      loads = true;
-    } catch (const ConfigError&) {  // refused below
-    }
-  }
+  for (std::size_t place = known; place < search.places.size(); ++place)
+    runs.make_trace(search.places[place]);
   std::mutex mutex;
   std::size_t bounded = 0;
   tbb::parallel_for(known, search.places.size(), [&](std::size_t place) {
