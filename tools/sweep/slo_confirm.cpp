@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <tbb/task_arena.h>
+#include <tbb/task_group.h>
+
+#include "tools/sweep/slo_runs.hpp"
+#include "tools/sweep/slo_search.hpp"
+#include "tools/sweep/slo_trial.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Between which loads the heaviest one is that a deployment bears.
+class Bracket {
+ public:
+  explicit Bracket(int rung) : rung_(rung), first_(rung) {}
+  int rung() const { return rung_; }
+  std::optional<int> met() const { return met_; }
+  bool open() const {
+    constexpr int furthest_down = 96, furthest_up = 32;
+    if (met_ && missed_) return *missed_ - *met_ > 1;
+    return rung_ >= first_ - furthest_down && rung_ <= first_ + furthest_up;
+  }
+  /// To the rung below the one that is met.
+  void step_back() {
+    missed_ = *met_;
+    rung_ = --*met_;
+  }
+  void note(bool bears) {
+    (bears ? met_ : missed_) = rung_;
+    if (met_ && missed_) {
+      rung_ = *met_ + (*missed_ - *met_) / 2;
+    } else {
+      rung_ += bears ? step_ : -step_;
+      step_ *= 2;
+    }
+  }
+
+ private:
+  int rung_, first_, step_ = 1;
+  std::optional<int> met_, missed_;
+};
+
+// A load under which so many are served in time is much too heavy.
+constexpr double few = .5;
+
+// What is asked of a run: all that it shows, whether it meets the SLO, or whether few requests are
+// served in time. Where that is sure it need not go on to its end.
+enum class Ask { all, whether, whether_few };
+
+struct Question {
+  TunePoint point;
+  Ask what;
+  auto operator<=>(const Question&) const = default;
+};
+
+// How far a deployment has come: it looks for its load, by the first draw and then by the others,
+// for most loads that it does not bear show in the first. Then it looks beyond, whether little more
+// is much too heavy. If so it takes the rung below, for at the very edge of what can be served a
+// queue grows so slowly that no run is long enough to see it.
+struct Progress {
+  enum class Stage { first_draw, other_draws, few_beyond, rung_below, beyond, done };
+  Bracket bracket;
+  Stage stage = Stage::first_draw;
+
+  void note(bool bears) {
+    bracket.note(bears);
+    stage = Stage::first_draw;
+    if (!bracket.open()) stage = bracket.met() ? Stage::few_beyond : Stage::done;
+  }
+};
+
+// Deployments that are run under ever other loads, side by side: each goes on as soon as its own
+// runs tell how. Cores that no asked run needs make those that may be asked next, and drop them
+// when it turns out that they are not: answers depend on what is asked alone.
+class Confirmation {
+ public:
+  Confirmation(const SloSearch& search, std::span<const double> loads, SloRuns& runs)
+      : search_(search),
+        draws_(search.draws),
+        attainment_(search.attainment),
+        tells_heavier_(search.tells_heavier),
+        runs_(runs) {
+    for (const double load : loads)
+      deployments_.push_back({Bracket(search.ladder->above(load) - 1)});
+  }
+
+  TuneResult run() {
+    for (std::size_t i = 0; i < deployments_.size() && !runs_.stopped(); ++i) {
+      for (std::size_t draw = 0; draw < draws_; ++draw)
+        runs_.make_trace_of({i * draws_ + draw, deployments_[i].bracket.rung()});
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      look_what_to_run();
+    }
+    group_.wait();
+    for (std::size_t i = 0; i < deployments_.size(); ++i) {
+      if (const auto met = met_by(i)) result_.found.push_back(found(i, *met));
+    }
+    if (result_.found.empty() && !trials_.empty()) result_.nearest = nearest();
+    result_.runs = trials_.size();
+    return result_;
+  }
+
+  // How the i-th deployment fares beyond what it bears.
+  std::optional<Heavier> heavier(std::size_t i) const {
+    const int rung = *met_by(i) + rungs_per_5_percent;
+    const auto trial = trials_.find({i * draws_, rung});
+    if (trial == trials_.end() || trial->second.given_up) return std::nullopt;
+    // The least of the draws that were run to their end.
+    auto least = trial;
+    for (std::size_t draw = 1; draw < draws_; ++draw) {
+      const auto other = trials_.find({i * draws_ + draw, rung});
+      if (other != trials_.end() && !other->second.given_up &&
+          other->second.attainment < least->second.attainment)
+        least = other;
+    }
+    return Heavier{runs_.load_at(rung) / runs_.load_at(*met_by(i)) - 1, least->second.attainment,
+                   lack_of(runs_.of({least->first, least->second}), search_)};
+  }
+
+ private:
+  std::optional<int> met_by(std::size_t i) const { return deployments_[i].bracket.met(); }
+
+  // Whether the first draws all last, and as many requests as are asked for meet the SLO in their
+  // mean. Of a few draws one may fall short by chance, but not the last, which may be the longest.
+  bool bears(std::size_t i, std::size_t draws) const {
+    const int rung = deployments_[i].bracket.rung();
+    double attained = 0;
+    for (std::size_t draw = 0; draw < draws; ++draw) {
+      const Trial& trial = trials_.at({i * draws_ + draw, rung});
+      if (!trial.lasts) return false;
+      attained += trial.attainment;
+      if (draw + 1 == draws_ && !trial.meets) return false;
+    }
+    const double asked = attainment_ - (draws < draws_ ? by_chance : 0);
+    return attained >= asked * static_cast<double>(draws);
+  }
+
+  // What a deployment asks next, if it has come so far.
+  std::vector<Question> questions(std::size_t i, const Progress& progress) const {
+    const auto at = [&](int rung, std::size_t draw = 0) {
+      return TunePoint{i * draws_ + draw, rung};
+    };
+    std::vector<Question> asked;
+    switch (const Bracket& bracket = progress.bracket; progress.stage) {
+      case Progress::Stage::first_draw: return {{at(bracket.rung()), Ask::whether}};
+      case Progress::Stage::other_draws:
+        for (std::size_t draw = 1; draw < draws_; ++draw)
+          asked.push_back({at(bracket.rung(), draw), Ask::whether});
+        return asked;
+      case Progress::Stage::few_beyond:
+        if (was_few(i, *bracket.met())) return {};
+        return {{at(*bracket.met() + rungs_per_5_percent), Ask::whether_few}};
+      case Progress::Stage::rung_below:  // the other draws stay as at the edge, which they bear
+        asked.push_back({at(*bracket.met() - 1), Ask::all});
+        if (tells_heavier_)
+          asked.push_back({at(*bracket.met() - 1 + rungs_per_5_percent), Ask::all});
+        return asked;
+      case Progress::Stage::beyond:
+        if (!tells_heavier_) return {};
+        return {{at(*bracket.met() + rungs_per_5_percent), Ask::all}};
+      case Progress::Stage::done: return {};
+    }
+    return {};
+  }
+
+  // Whether a run under no more than 5 % more load was served in time to few.
+  bool was_few(std::size_t i, int met) const {
+    for (int rung = met + rungs_per_5_percent; rung > met; --rung) {
+      const auto trial = trials_.find({i * draws_, rung});
+      if (trial == trials_.end() || trial->second.given_up) continue;
+      if (trial->second.attainment < few) return true;
+    }
+    return false;
+  }
+
+  // Whether a little more load is too much for the capacity, or served in time to few.
+  bool little_more_is_too_much(std::size_t i) const {
+    if (was_few(i, *met_by(i))) return true;
+    const auto trial = trials_.find({i * draws_, *met_by(i) + rungs_per_5_percent});
+    if (trial != trials_.end() && trial->second.given_up) return true;
+    const std::optional<Heavier> beyond = heavier(i);
+    return beyond && (beyond->attainment < few || beyond->binds == "capacity");
+  }
+
+  // Takes a deployment further, once all that it asks is answered.
+  void advance(std::size_t i) {
+    Progress& progress = deployments_[i];
+    switch (progress.stage) {
+      case Progress::Stage::first_draw:
+        if (draws_ > 1 && bears(i, 1)) {
+          progress.stage = Progress::Stage::other_draws;
+        } else {
+          progress.note(bears(i, 1));
+        }
+        break;
+      case Progress::Stage::other_draws: progress.note(bears(i, draws_)); break;
+      case Progress::Stage::few_beyond:
+        progress.stage =
+            little_more_is_too_much(i) ? Progress::Stage::rung_below : Progress::Stage::beyond;
+        break;
+      case Progress::Stage::rung_below: {
+        const Trial& lighter = trials_.at({i * draws_, *met_by(i) - 1});
+        if (lighter.lasts && lighter.attainment >= attainment_ - by_chance)
+          progress.bracket.step_back();
+        progress.stage = Progress::Stage::beyond;
+        break;
+      }
+      case Progress::Stage::beyond:
+      case Progress::Stage::done: progress.stage = Progress::Stage::done; break;
+    }
+  }
+
+  // How far a deployment will have come if what it asks now is answered in its favour, or not.
+  std::optional<Progress> if_answered(const Progress& now, bool well) const {
+    Progress next = now;
+    switch (now.stage) {
+      case Progress::Stage::first_draw:
+        if (draws_ > 1 && well) {
+          next.stage = Progress::Stage::other_draws;
+        } else {
+          next.note(well);
+        }
+        return next;
+      case Progress::Stage::other_draws: next.note(well); return next;
+      case Progress::Stage::few_beyond:
+        next.stage = well ? Progress::Stage::beyond : Progress::Stage::rung_below;
+        return next;
+      default: return std::nullopt;
+    }
+  }
+
+  bool answered(const Question& question) const {
+    const auto trial = trials_.find(question.point);
+    return trial != trials_.end() && (question.what == Ask::whether || !trial->second.given_up);
+  }
+
+  // What a deployment asks that no run has answered yet. Takes up what was run ahead.
+  std::vector<Question> open_questions(std::size_t i) {
+    for (;;) {
+      std::vector<Question> open = questions(i, deployments_[i]);
+      std::erase_if(open, [&](const Question& question) {
+        if (answered(question)) return true;
+        const auto ahead = ahead_.find(question);
+        if (ahead == ahead_.end()) return false;
+        const std::span outcome(&ahead->second, 1);
+        trials_.insert_or_assign(question.point,
+                                 runs_.keep(std::span(&question.point, 1), outcome).front());
+        ahead_.erase(ahead);
+        return true;
+      });
+      if (!open.empty() || deployments_[i].stage == Progress::Stage::done || result_.stopped)
+        return open;
+      advance(i);
+    }
+  }
+
+  // What deployments may ask next, what follows from good answers first.
+  std::vector<Question> guesses() const {
+    std::vector<Question> guessed;
+    for (const bool well : {true, false}) {
+      for (std::size_t i = 0; i < deployments_.size(); ++i) {
+        const std::optional<Progress> next = if_answered(deployments_[i], well);
+        if (!next) continue;
+        for (const Question& question : questions(i, *next)) {
+          if (!answered(question) && !ahead_.contains(question)) guessed.push_back(question);
+        }
+      }
+    }
+    return guessed;
+  }
+
+  bool runs_now(const Question& question) const { return running_.contains(question); }
+
+  // Sets tasks to what is asked and, on cores that are left, to what may be asked next.
+  void look_what_to_run() {
+    result_.stopped |= runs_.stopped();
+    std::vector<Question> wanted;
+    for (std::size_t i = 0; i < deployments_.size(); ++i) {
+      for (const Question& question : open_questions(i)) wanted.push_back(question);
+    }
+    const bool done = wanted.empty() || result_.stopped;
+    const std::vector<Question> guessed = done ? std::vector<Question>{} : guesses();
+    const auto is_in = [](const std::vector<Question>& some) {
+      return [&some](const Question& question) { return std::ranges::count(some, question) > 0; };
+    };
+    std::size_t busy = 0;
+    for (auto& [question, stop] : running_) {
+      const bool useful = is_in(wanted)(question) || is_in(guessed)(question);
+      if (!useful) stop.request_stop();
+      busy += useful;
+    }
+    waiting_.clear();
+    if (result_.stopped) return;
+    for (const Question& question : wanted) {
+      if (!runs_now(question)) waiting_.push_back(question);
+    }
+    std::ranges::stable_sort(waiting_, std::greater{}, [&](const Question& question) {
+      return length_of(runs_.point_of(question.point));
+    });
+    const auto cores = static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
+    for (const Question& question : guessed) {
+      if (busy + waiting_.size() >= cores) break;
+      if (!runs_now(question) && !is_in(waiting_)(question)) waiting_.push_back(question);
+    }
+    for (; tasks_ < waiting_.size(); ++tasks_) {
+      group_.run([this] { run_first_waiting(); });
+    }
+  }
+
+  void run_first_waiting() {
+    std::unique_lock lock(mutex_);
+    --tasks_;
+    if (waiting_.empty()) return;
+    const Question question = waiting_.front();
+    waiting_.erase(waiting_.begin());
+    const std::stop_token stop = running_[question].get_token();
+    const SweepPoint point = runs_.point_of(question.point);
+    std::optional<double> least;
+    if (question.what != Ask::all)
+      least = question.what == Ask::whether ? runs_.least_attainment() : few;
+    lock.unlock();
+    std::optional<SloRuns::Outcome> outcome;
+    tbb::this_task_arena::isolate([&] { outcome = runs_.run(point, least, stop); });
+    lock.lock();
+    running_.erase(question);
+    if (outcome) ahead_.emplace(question, std::move(*outcome));
+    look_what_to_run();
+  }
+
+  TuneResult::Found found(std::size_t i, int rung) const {
+    TuneResult::Found run{{i * draws_, rung}, trials_.at({i * draws_, rung})};
+    for (std::size_t draw = 1; draw < draws_; ++draw) {
+      // Where the answer is a rung below the edge, the others were run at the edge.
+      const auto here = trials_.find({i * draws_ + draw, rung});
+      const Trial& other =
+          here != trials_.end() ? here->second : trials_.at({i * draws_ + draw, rung + 1});
+      run.trial.attainment += other.attainment;
+      run.trial.goodput = std::min(run.trial.goodput, other.goodput);
+    }
+    run.trial.attainment /= static_cast<double>(draws_);
+    return run;
+  }
+
+  // The run that missed by least, to its end.
+  std::optional<TuneResult::Found> nearest() {
+    const auto excess = [](const auto& run) { return run.second.excess; };
+    const auto least = std::ranges::min_element(trials_, {}, excess);
+    if (least->second.given_up) {
+      const auto whole = runs_(std::span(&least->first, 1), false);
+      result_.stopped |= !whole;
+      if (!whole) return std::nullopt;
+      least->second = whole->front();
+    }
+    return TuneResult::Found{least->first, least->second};
+  }
+
+  const SloSearch& search_;
+  std::size_t draws_;
+  double attainment_;
+  bool tells_heavier_;
+  SloRuns& runs_;
+  TuneResult result_;
+  std::map<TunePoint, Trial> trials_;  // of what was asked
+  std::vector<Progress> deployments_;
+  // Of tasks: runs to be made, in this order; those that are being made; those that are not asked
+  // for yet; and tasks that have not begun.
+  std::mutex mutex_;
+  std::vector<Question> waiting_;
+  std::map<Question, std::stop_source> running_;
+  std::map<Question, SloRuns::Outcome> ahead_;
+  std::size_t tasks_ = 0;
+  tbb::task_group group_;
+};
+
+}  // namespace
+
+SloResult confirm_slo(const SloSearch& search, std::span<const double> loads, TraceLibrary& traces,
+                      Remarks& remarks, const SloHooks& hooks) {
+  check(search.ladder && loads.size() * search.draws == search.places.size(),
+        "each deployment has a load");
+  SloRuns runs(search, traces, remarks, hooks);
+  runs.climb(*search.ladder);
+  Confirmation confirmation(search, loads, runs);
+  SloResult result;
+  result.search = confirmation.run();
+  runs.write_into(result);
+  for (SloRun& run : result.found) {
+    run.place /= search.draws;
+    run.draws = search.draws;
+    run.heavier = confirmation.heavier(run.place);
+  }
+  std::ranges::stable_sort(result.found, [](const SloRun& a, const SloRun& b) {
+    return std::pair(a.per_second(), a.trial.attainment) >
+           std::pair(b.per_second(), b.trial.attainment);
+  });
+  return result;
+}
+
+}  // namespace moesim
