@@ -31,11 +31,7 @@ void Frontend::look_at_ranks() {
       continue;
     }
     instances_[i]->loads(needs_.requests, ranks_of_instance_);
-    for (RankLoad& rank : ranks_of_instance_) {
-      rank.group = static_cast<std::int32_t>(i);
-      rank.rank += rank.group * deployment_.parallel.dp;
-      show_published(rank);
-    }
+    for (RankLoad& rank : ranks_of_instance_) place_in_pool(rank, i);
     if (std::ssize(ranks_of_instance_) != seen.ranks) {
       place = ranks_.erase(place, place + seen.ranks);
       place = ranks_.insert(place, ranks_of_instance_.size(), RankLoad{});
@@ -43,6 +39,12 @@ void Frontend::look_at_ranks() {
     place = std::ranges::copy(ranks_of_instance_, place).out;
     seen = {instances_[i]->changes(), std::ssize(ranks_of_instance_)};
   }
+}
+
+void Frontend::place_in_pool(RankLoad& rank, std::size_t instance) const {
+  rank.group = static_cast<std::int32_t>(instance);
+  rank.rank += rank.group * deployment_.parallel.dp;
+  show_published(rank);
 }
 
 void Frontend::show_published(RankLoad& rank) const {
@@ -197,7 +199,8 @@ void Frontend::carry_out(const Assignment& assignment) {
   const auto dp = static_cast<std::size_t>(deployment_.parallel.dp);
   RoutingRecord& routing = requests_[pending.id].routing;
   routing.score = assignment.score;
-  routing.load = std::ranges::lower_bound(ranks_, assignment.rank, {}, &RankLoad::rank)->kv_tokens;
+  RankLoad& load = *std::ranges::lower_bound(ranks_, assignment.rank, {}, &RankLoad::rank);
+  routing.load = load.kv_tokens;
   if (needs_.prefixes) {
     routing.hit_share = static_cast<double>(pending.hits[rank].blocks) *
                         deployment_.kv_layout.block_tokens / pending.prompt_tokens;
@@ -210,7 +213,15 @@ void Frontend::carry_out(const Assignment& assignment) {
     ++kin_[*pending.kin].on_ranks;
     kin_of_[pending.id] = *pending.kin;
   }
-  instances_[rank / dp]->submit(pending.id, rank % dp);
+  Instance& instance = *instances_[rank / dp];
+  Seen& seen = seen_[rank / dp];
+  const bool is_seen = seen.changes == instance.changes();
+  instance.submit(pending.id, rank % dp);
+  if (!is_seen) return;
+  // A request changes no other rank of its group.
+  load = instance.load(rank % dp, needs_.requests);
+  place_in_pool(load, rank / dp);
+  seen.changes = instance.changes();
 }
 
 void Frontend::place(Time now) {

@@ -47,6 +47,7 @@ class Frontend {
   std::vector<LikelyExpert> own_experts_of(std::uint32_t request) const;
   std::span<const LikelyExpert> experts_of(const Waiting&) const;
   void look_at_ranks();
+  void place_in_pool(RankLoad&, std::size_t instance) const;
   void show_published(RankLoad&) const;
   void show(Time now);
   void show_kin(PendingRequest&, Time now) const;

@@ -196,27 +196,31 @@ void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
   loads.clear();
   if (!open_) return;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    Rank& rank = ranks_[r];
-    if (rank.down) continue;
-    RankLoad& load = loads.emplace_back();
-    load.kv_tokens = rank.kv_tokens;
-    load.waiting = rank.queue.sequences();
-    load.running = std::ssize(rank.running);
-    load.rank = static_cast<std::int32_t>(r);
-    load.seats = deployment_.scheduler->max_num_seqs() - load.waiting - load.running;
-    load.total_blocks = rank.kv.blocks();
-    load.blocks = rank.kv.blocks() - rank.kv.free_blocks() + rank.queue.blocks();
-    if (!requests) continue;
-    rank.shown.clear();
-    for (std::size_t i = 0; i < rank.running.size(); ++i)
-      rank.shown.push_back(show_request(rank.running[i], rank.progress[i].generated));
-    for (const Sequence& s : rank.queue.waiting())
-      rank.shown.push_back(show_request(s, requests_[s.request].generated));
-    for (const Parked& parked : rank.queue.parked())
-      rank.shown.push_back(
-          show_request(parked.sequence, requests_[parked.sequence.request].generated));
-    load.requests = rank.shown;
+    if (!ranks_[r].down) loads.push_back(load(r, requests));
   }
+}
+
+RankLoad Instance::load(std::size_t r, bool requests) {
+  Rank& rank = ranks_[r];
+  RankLoad load;
+  load.kv_tokens = rank.kv_tokens;
+  load.waiting = rank.queue.sequences();
+  load.running = std::ssize(rank.running);
+  load.rank = static_cast<std::int32_t>(r);
+  load.seats = deployment_.scheduler->max_num_seqs() - load.waiting - load.running;
+  load.total_blocks = rank.kv.blocks();
+  load.blocks = rank.kv.blocks() - rank.kv.free_blocks() + rank.queue.blocks();
+  if (!requests) return load;
+  rank.shown.clear();
+  for (std::size_t i = 0; i < rank.running.size(); ++i)
+    rank.shown.push_back(show_request(rank.running[i], rank.progress[i].generated));
+  for (const Sequence& s : rank.queue.waiting())
+    rank.shown.push_back(show_request(s, requests_[s.request].generated));
+  for (const Parked& parked : rank.queue.parked())
+    rank.shown.push_back(
+        show_request(parked.sequence, requests_[parked.sequence.request].generated));
+  load.requests = rank.shown;
+  return load;
 }
 
 RankRequest Instance::show_request(const Sequence& sequence, std::int32_t generated) const {

@@ -96,6 +96,8 @@ class Instance {
   /// What routers see of the ranks that are up; with the requests on them only if asked. What
   /// `loads` refers to is good until the next call.
   void loads(bool requests, std::vector<RankLoad>& loads);
+  /// The same of one rank, which is up.
+  RankLoad load(std::size_t rank, bool requests);
   /// Counts what may have changed the answer of `loads`.
   std::int64_t changes() const { return changes_; }
   /// What a prompt would find in a rank's KV cache.

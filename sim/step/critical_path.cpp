@@ -12,11 +12,13 @@ void RankCost::add_up() {
   flops = {};
   hbm = {};
   energy = {};
+  drawing_parts = {};
   for (const Operation& operation : operations) {
     total += operation.cost.time;
     flops += operation.cost.work.flops;
     hbm += operation.cost.work.hbm;
     energy.add(operation.part, operation.cost);
+    if (operation.cost.draw > Watts{}) drawing_parts.insert(operation.part);
   }
 }
 
@@ -68,10 +70,10 @@ void CriticalPath::find_slowest() {
   }
   const auto slowest = std::max_element(since_barrier_.begin(), since_barrier_.end());
   slowest_ = static_cast<std::size_t>(slowest - since_barrier_.begin());
-  waits_.clear();
-  for (const Seconds time : since_barrier_) {
-    waits_.insert(waits_.end(), at(plan_.tp), (*slowest - time).count());
-  }
+  waits_.resize(since_barrier_.size() * at(plan_.tp));
+  double* wait = waits_.data();
+  for (const Seconds time : since_barrier_)
+    wait = std::fill_n(wait, plan_.tp, (*slowest - time).count());
 }
 
 void CriticalPath::barrier() {

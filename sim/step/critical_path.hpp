@@ -18,7 +18,8 @@ struct RankCost {
   Seconds total{};
   Flops flops{};
   Bytes hbm{};
-  Energy energy{};  ///< of one GPU
+  Energy energy{};          ///< of one GPU
+  PartSet drawing_parts{};  ///< whose energy is not 0
   void add_up();
 };
 

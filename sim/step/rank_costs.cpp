@@ -207,7 +207,7 @@ RankPrices::Sums RankPrices::sums() const {
     for (const RankCost* rank : ranks) {
       sums.flops += rank->flops.value() * plan_.tp * times;
       sums.hbm_bytes += rank->hbm.value() * plan_.tp * times;
-      if (gpu_.power) sums.energy.add(rank->energy, plan_.tp * times);
+      if (gpu_.power) sums.energy.add(rank->energy, plan_.tp * times, rank->drawing_parts);
     }
   };
   for (const Class& layers : classes_) {

@@ -44,9 +44,8 @@ void add(LayerOutcome& sum, const LayerOutcome& other) {
 
 }  // namespace
 
-void Energy::add(const Energy& more, double times) {
-  for (std::size_t part = 0; part < joules.size(); ++part)
-    joules[part] += more.joules[part] * times;
+void Energy::add(const Energy& more, double times, PartSet some) {
+  some.for_each([&](std::size_t part) { joules[part] += more.joules[part] * times; });
   computing += more.computing * times;
   computing_experts += more.computing_experts * times;
 }

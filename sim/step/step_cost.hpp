@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -26,6 +27,24 @@ using Breakdown = std::array<std::array<double, resource_names.size()>, part_nam
 /// Seconds of the critical path by part and by what their prediction rests on.
 using SecondsByEvidence = std::array<std::array<double, evidence_names.size()>, part_names.size()>;
 
+/// Some parts of a step.
+class PartSet {
+ public:
+  static constexpr PartSet all() { return PartSet((1U << part_names.size()) - 1); }
+  constexpr PartSet() = default;
+  void insert(Part part) { bits_ |= 1U << static_cast<unsigned>(part); }
+  /// Calls `each` with the number of every part, in their order.
+  template <class Each>
+  void for_each(Each&& each) const {
+    for (std::uint32_t left = bits_; left != 0; left &= left - 1)
+      each(static_cast<std::size_t>(std::countr_zero(left)));
+  }
+
+ private:
+  constexpr explicit PartSet(std::uint32_t bits) : bits_(bits) {}
+  std::uint32_t bits_ = 0;
+};
+
 /// What GPUs draw for operations: all zero where the GPU's power is not known.
 struct Energy {
   /// By part, in joules: what GPUs draw while they compute, and what exchanges add to the draw of a
@@ -36,7 +55,8 @@ struct Energy {
   /// Of it that of experts: with AFD of other GPUs, which may draw otherwise.
   double computing_experts = 0;
 
-  void add(const Energy& more, double times = 1);
+  /// Some of `more`'s parts: the others are 0.
+  void add(const Energy& more, double times = 1, PartSet some = PartSet::all());
   void add(Part part, const Cost& cost, double gpus = 1);
 };
 
