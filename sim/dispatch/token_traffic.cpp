@@ -72,13 +72,10 @@ void CopyCounter::find_sole_ranks(const LayerPlacement& placement,
   rank_of_expert_.assign(at(no_expert) + 1, 0);
   // Both at hand: as far as a compiler knows, a rank that is written may change what others hold.
   const std::span<std::int32_t> rank_of_expert = rank_of_expert_;
-  for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
-    const int end = placement.first_slot(gpu + 1);
-    for (int slot = placement.first_slot(gpu); slot < end; ++slot) {
-      const int active = tokens_of_slot[at(slot)] > 0 ? 1 : 0;
-      const int expert = no_expert + (placement.expert_of_slot(slot) - no_expert) * active;
-      rank_of_expert[at(expert)] = gpu;
-    }
+  for (int slot = 0; slot < placement.slots(); ++slot) {
+    const int if_active = -static_cast<int>(tokens_of_slot[at(slot)] > 0);  // all bits, or none
+    const int expert = no_expert + ((placement.expert_of_slot(slot) - no_expert) & if_active);
+    rank_of_expert[at(expert)] = placement.gpu_of_slot(slot);
   }
   rank_of_expert_.pop_back();
 }

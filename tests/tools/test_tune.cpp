@@ -3,6 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
+#include <string>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <tbb/global_control.h>
+#include <tbb/task_arena.h>
 
 #include "hardware/rng.hpp"
 #include "sim/serving/simulator.hpp"
@@ -321,6 +328,43 @@ TEST_CASE("a load is borne only if every draw bears it") {
   REQUIRE(found.size() == 1);
   CHECK(found.front().per_second() <= least);
   CHECK(found.front().config.at("seed") == 1);
+}
+
+TEST_CASE("cores that run ahead change no answer, nor which runs are kept") {
+  std::vector<Json> places;
+  for (const char* ttft : {"2 ms", "3 ms", "100 s"}) {
+    for (int seed = 1; seed <= 2; ++seed)
+      places.emplace_back(deployment_under_slo(ttft, 300))["seed"] = seed;
+  }
+  SloSearch search = search_of(places, Proof::attained);
+  search.draws = 2;
+  search.give_up = true;
+  const std::array loads{500.0, 5000.0, 1000.0};
+  const auto told = [&](std::size_t threads) {
+    const test::TemporaryFolder folder;
+    search.store = folder.path() / "store.sqlite";
+    const tbb::global_control control(tbb::global_control::max_allowed_parallelism, threads);
+    tbb::task_arena arena(static_cast<int>(threads));
+    TraceLibrary traces;
+    Remarks remarks;
+    SloResult result;
+    arena.execute([&] { result = confirm_slo(search, loads, traces, remarks, {}); });
+    std::string text = fmt::format("{} runs", result.search.runs);
+    for (const SloRun& run : result.found) {
+      text += fmt::format("; {} bears {}: {}", run.place, run.rate, run.report.dump());
+      if (run.heavier) text += fmt::format(", {} beyond", run.heavier->attainment);
+    }
+    std::set<std::string> kept;
+    for (const StoreRow& row : Store::open(search.store).rows())
+      if (!row.report.empty()) kept.insert(row.config_hash + row.report);
+    return text + fmt::format("; kept {}", fmt::join(kept, " "));
+  };
+  const std::string alone = told(1);
+  CHECK(alone.find("2 bears") != std::string::npos);
+  for (const std::size_t threads : {2U, 8U}) {
+    CAPTURE(threads);
+    CHECK(told(threads) == alone);
+  }
 }
 
 TEST_CASE("a search knows again which runs its store gave up, where as much is asked") {
