@@ -122,14 +122,16 @@ code=0; "$moesim" "${hopeless[@]}" >/dev/null 2>log || code=$?
 refuses '^.*--precision: there is no precision "fp9"; one of: bf16, fp8' plan --model qwen3_30b_a3b --gpu h100 --tpot 50ms --precision fp9
 refuses 'did you mean "codex"' plan --model qwen3_30b_a3b --gpu h100 --sessions codx --tpot 50ms
 refuses 'limits of --sessions' plan --model qwen3_30b_a3b --gpu h100 --session-p90 50s
-refuses 'did you mean "h100"' plan --model qwen3_30b_a3b --gpu h10O --gpus 8 --tpot 50ms
+refuses '^moesim: --gpu: .*did you mean "h100"' plan --model qwen3_30b_a3b --gpu h10O --gpus 8 --tpot 50ms
 refuses 'a node holds 8 h100; use' plan --model qwen3_30b_a3b --gpu h100 --gpus 12 --tpot 50ms
 refuses 'tpot: 0 ms is out of range' plan --model qwen3_30b_a3b --gpu h100 --gpus 8 --tpot 0ms
 refuses 'did you mean "a100_40g" or "a100_80g"' plan --model qwen3_30b_a3b --gpu a100 --gpus 8 --tpot 50ms
 refuses 'Give one or both' plan --model qwen3_30b_a3b --gpu h100 --gpus 8
 refuses 'needs --gpu' plan --model qwen3_30b_a3b --tpot 50ms
-refuses 'does not fit.*about 9 like these.*this is the one nearest to fitting: .*"ep":[12],.*"tp":2' \
-  plan --model deepseek_v3 --gpu h100 --gpus 2 --tpot 50ms -o small
+refuses '^moesim: --model: .*did you mean "qwen3_30b_a3b"' plan --model qwen3_30b_a3 --gpu h100 --tpot 50ms
+refuses '^moesim: the model does not fit.*about 9 like these.*this is the one nearest to fitting: .*"ep":[12],.*"tp":2' \
+  plan --model deepseek_v3 --gpu h100 --gpus 2 --tpot 50ms -o refused
+! ls refused* 2>/dev/null || fail "what is refused leaves a file behind"
 refuses 'is not a number of tokens' plan --model qwen3_30b_a3b --gpu h100 --tpot 50ms --isl 4q
 refuses 'give one of them, not both' plan --model qwen3_30b_a3b --gpu h100 --cluster h100x8 --tpot 50ms
 "$moesim" plan --model olmoe_1b_7b --gpu h100 --gpus 1 --osl 4 --ttft 1s --no-page -o small >/dev/null 2>log ||

@@ -75,6 +75,8 @@ class Table : public benchmark::ConsoleReporter {
   void ReportRuns(const std::vector<Run>& runs) override {
     ConsoleReporter::ReportRuns(runs);
     for (const Run& one : runs) {
+      // Of repetitions, which are told one by one before, the median.
+      if (one.run_type == Run::RT_Aggregate && one.aggregate_name != "median") continue;
       for (const auto& [name, counter] : one.counters)
         figures_[one.run_name.function_name][name] = counter;
     }

@@ -284,7 +284,7 @@ TEST_CASE("in the engine, too, what earliest_deadline serves in time no group ma
     const auto misses = [&](const std::vector<double>& tokens) {
       std::size_t late = 0;
       for (std::size_t i = 0; i < asked.size(); ++i)
-        late += tokens[i] > due[static_cast<std::size_t>(asked[i].of_class)] ? 1 : 0;
+        late += tokens[i] > due[static_cast<std::size_t>(asked[i].of_class)] ? 1U : 0U;
       return late;
     };
     const auto alone = first_tokens(on_one_gpu("earliest_deadline", due, 3), asked);

@@ -203,12 +203,12 @@ TEST_CASE("staggered clients begin with shares of their outputs, and go on with 
                      {"lengths", {{"type", "fixed"}, {"prompt", 8}, {"output", 20}}},
                      {"requests", 6}}}});
     const auto source = e.decode().workload.make(1, 1);
-    std::vector<std::int32_t> outputs;
+    std::vector<std::int32_t> lengths;
     for (int i = 0; i < 6; ++i) {
       if (i >= 4) source->completed(i - 4, Outcome::finished, Time{});
-      outputs.push_back(source->next().value().request.output_tokens);
+      lengths.push_back(source->next().value().request.output_tokens);
     }
-    return outputs;
+    return lengths;
   };
   using Outputs = std::vector<std::int32_t>;
   CHECK(outputs(Json::object()) == Outputs{5, 10, 15, 20, 20, 20});

@@ -53,7 +53,7 @@ Json resized(const ConfigNode& like, const std::string& gpu, int gpus) {
 }  // namespace
 
 Json cluster_of(const std::string& gpu, int gpus, std::string& remark) {
-  const ConfigNode named(gpu, "plan", "/gpu");
+  const ConfigNode named(gpu, experiment_file, "/gpu");
   if (!shipped_file(Shipped::gpu, gpu)) named_or_inline(named, Shipped::gpu);  // says what there is
   const std::string name = shipped_file(Shipped::gpu, gpu)->stem().string();
   std::optional<ConfigNode> like;

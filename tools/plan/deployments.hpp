@@ -14,6 +14,9 @@
 
 namespace moesim {
 
+/// What messages call the experiment that a question makes: no file holds it.
+inline constexpr const char* experiment_file = "plan";
+
 /// What is to be served, on what, and how fast.
 struct PlanQuestion {
   Json model;    ///< as an experiment has it

@@ -328,7 +328,8 @@ class Search {
   // Sequences of the question's length that a rank's KV cache holds.
   std::int64_t room(const SloRun& run) {
     const Json deployment = without_load(run.config);
-    const Experiment e = load_experiment(ConfigNode(deployment, search_.folder / "plan"), traces_);
+    const Experiment e =
+        load_experiment(ConfigNode(deployment, search_.folder / experiment_file), traces_);
     const Json& lengths = deployment.at("workload").at("lengths");
     const std::int64_t tokens =
         lengths.at("prompt").get<std::int64_t>() + lengths.at("output").get<std::int64_t>();

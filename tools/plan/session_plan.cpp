@@ -235,7 +235,8 @@ class SessionSearch {
   }
 
   Experiment load(const Json& config) {
-    return remarks_.say_of(load_experiment(ConfigNode(config, plan_.folder / "plan"), traces_));
+    return remarks_.say_of(
+        load_experiment(ConfigNode(config, plan_.folder / experiment_file), traces_));
   }
 
   SloHooks begin(const std::string& stage) const {

@@ -33,7 +33,7 @@ std::size_t runs_in(const std::filesystem::path& store) {
 SloSearch stage_search(const PlanSearch& search, Json document, std::vector<Json> places,
                        const std::optional<RateLadder>& ladder) {
   return {.document = std::move(document),
-          .base_file = search.folder / "plan",
+          .base_file = search.folder / experiment_file,
           .places = std::move(places),
           .ladder = ladder,
           .attainment = search.attainment,

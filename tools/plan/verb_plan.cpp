@@ -23,6 +23,7 @@
 #include "tools/cli/verbs.hpp"
 #include "tools/plan/plan.hpp"
 #include "tools/plan/session_answer.hpp"
+#include "tools/plan/stages.hpp"
 #include "tools/report/page.hpp"
 #include "tools/sweep/axes.hpp"
 #include "tools/sweep/session_options.hpp"
@@ -154,7 +155,7 @@ Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
   question.cluster =
       options.cluster.empty() ? cluster_of(options.gpu, gpus, remark) : anywhere(options.cluster);
   if (!remark.empty()) spdlog::warn("{}", remark);
-  const std::filesystem::path here = "plan";
+  const std::filesystem::path here = experiment_file;
   const ConfigNode model =
       named_or_inline(ConfigNode(question.model, here, "/model"), Shipped::model);
   const ConfigNode cluster =
@@ -534,11 +535,26 @@ void rank_by_energy(Plan& plan) {
   plan.uniform = ranked(plan.uniform);
 }
 
+// Calls a search. One that is refused leaves no store without runs behind.
+template <class Search>
+auto keeping_no_empty_store(const std::filesystem::path& store, Search&& search) {
+  std::error_code none;
+  const bool is_new = !std::filesystem::exists(store, none);
+  try {
+    return search();
+  } catch (const ConfigError&) {
+    if (is_new && runs_in(store) == 0) std::filesystem::remove(store, none);
+    throw;
+  }
+}
+
 Plan search(const Asked& asked) {
   TraceLibrary traces;
   Remarks remarks;
   PlanProgress progress;
-  return make_plan(asked.search, traces, remarks, progress.hooks());
+  return keeping_no_empty_store(asked.search.store, [&] {
+    return make_plan(asked.search, traces, remarks, progress.hooks());
+  });
 }
 
 // How requests/s grow with GPUs.
@@ -657,11 +673,12 @@ int run_sessions(const PlanOptions& options) {
     TraceLibrary traces;
     Remarks remarks;
     PlanProgress progress;
-    const SessionPlanned plan =
-        make_session_plan({.plan = asked.search,
-                           .limits = limits,
-                           .host_memory = asks_tier ? options.host_memory : ""},
-                          traces, remarks, progress.hooks());
+    const SessionPlanned plan = keeping_no_empty_store(asked.search.store, [&] {
+      return make_session_plan({.plan = asked.search,
+                                .limits = limits,
+                                .host_memory = asks_tier ? options.host_memory : ""},
+                               traces, remarks, progress.hooks());
+    });
     progress.finish();
     if (was_stopped(plan, asked)) return exit_interrupted;
     code = std::max(code, say_sessions(options, asked, plan));
@@ -669,8 +686,7 @@ int run_sessions(const PlanOptions& options) {
   return code;
 }
 
-int run(const PlanOptions& options) {
-  if (!options.sessions.empty()) return run_sessions(options);
+int run_requests(const PlanOptions& options) {
   const PlanQuestion question = read_question(options);
   const InterruptGuard guard("the runs in flight are finished and kept; again to stop at once");
   std::vector<Asked> asked;
@@ -686,6 +702,38 @@ int run(const PlanOptions& options) {
   }
   if (plans.size() > 1 && !options.json) print(scaling_text(asked, plans));
   return code;
+}
+
+// What is wrong with the experiment that options made, said of the options: users have not seen its
+// keys.
+std::string said_of_options(const std::string& message) {
+  const std::size_t file = message.find(":/"), pointer = file + 1, text = message.find(": ");
+  if (file == std::string::npos || text == std::string::npos || text < file) return message;
+  if (std::filesystem::path(message.substr(0, file)).filename() != experiment_file) return message;
+  struct Made {
+    std::string_view key, option;
+  };
+  static constexpr Made made[] = {{"/model", "--model"},
+                                  {"/cluster", "--cluster"},
+                                  {"/gpu", "--gpu"},
+                                  {"/engine", "--engine"},
+                                  {"/anchor", "--anchor"},
+                                  {"/workload/gating", "--trace"},
+                                  {"/precision/kv_cache", "--kv-cache-dtype"},
+                                  {"/precision", "--precision"}};
+  const auto of = std::ranges::find_if(made, [&](const Made& option) {
+    return std::string_view(message).substr(pointer, text - pointer).starts_with(option.key);
+  });
+  const std::string said = message.substr(text + 2);
+  return of == std::end(made) ? said : fmt::format("{}: {}", of->option, said);
+}
+
+int run(const PlanOptions& options) {
+  try {
+    return options.sessions.empty() ? run_requests(options) : run_sessions(options);
+  } catch (const ConfigError& error) {
+    throw ConfigError(said_of_options(error.what()));
+  }
 }
 
 constexpr std::string_view plan_footer =
