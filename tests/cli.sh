@@ -179,6 +179,12 @@ grep -q 'steps.json:/0: the step is empty' "$work/err" || fail "explain: an empt
 "$moesim" explain "$config" --step prefill --prompts 0 2>/dev/null
 [ $? -eq 2 ] || fail "explain --prompts 0: another exit code than 2"
 
+for verb in $("$moesim" --help | awk '/^  [a-z]/ {print $1}') "study regimes" "trace info" "trace generate"; do
+  # shellcheck disable=SC2086
+  "$moesim" $verb --help >"$work/text" || fail "$verb --help"
+  (($(wc -L <"$work/text") <= 100)) || fail "$verb --help is wider than 100 columns: $(wc -L <"$work/text")"
+done
+(($(COLUMNS=70 "$moesim" run --help | wc -L) <= 70)) || fail "run --help is wider than a terminal of 70 columns"
 for verb in list "check good.json" "explain good.json" "trace info trace"; do
   # shellcheck disable=SC2086
   (cd "$work" && "$moesim" $verb) >"$work/text" 2>/dev/null || fail "$verb"

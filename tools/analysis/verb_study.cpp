@@ -90,9 +90,7 @@ Action setup_study(CLI::App& command) {
   const auto options = std::make_shared<StudyOptions>();
   command.require_subcommand(1);
   CLI::App* regimes = command.add_subcommand(
-      "regimes",
-      "how many copies, where, by which is a token served, or are experts cut? a map over "
-      "tokens * k / experts");
+      "regimes", "how many copies, where, who serves a token: by tokens * k / experts");
   regimes->add_option("STUDY", options->study, "cases, policies, ratios and batches, a JSON file")
       ->required();
   regimes->add_option("-o,--output", options->store, "store of the results, a SQLite file; resumes")

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include <fcntl.h>
@@ -15,6 +18,8 @@
 
 #include "hardware/parse_json.hpp"
 #include "hardware/quoting.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 
 namespace moesim {
@@ -82,6 +87,32 @@ class VisiblePayload final : public spdlog::custom_flag_formatter {
   }
 };
 
+// Help that fits the terminal, and 100 columns.
+class NarrowHelp : public CLI::Formatter {
+ public:
+  std::string make_option(const CLI::Option* option, bool positional) const override {
+    const std::size_t indent = get_column_width();
+    std::string name = "  " + make_option_name(option, positional) + make_option_opts(option);
+    std::string text =
+        wrapped(std::string(indent, ' ') + make_option_desc(option), columns(), indent);
+    if (name.size() < indent) return text.replace(0, name.size(), name) + "\n";
+    return wrapped(name, columns(), 4) + "\n" + text + "\n";
+  }
+  std::string make_footer(const CLI::App* app) const override {
+    std::istringstream footer(app->get_footer());
+    std::string text;
+    for (std::string line; std::getline(footer, line);)
+      text += wrapped(line, columns(), line.find_first_not_of(' ') % usual_columns) + "\n";
+    return text;
+  }
+
+ private:
+  static std::size_t columns() {
+    constexpr std::size_t least = 60;
+    return std::clamp(output_columns().value_or(usual_columns), least, usual_columns);
+  }
+};
+
 // A first word that is no verb, which the parser would only miss one for.
 void refuse_unknown_verb(std::string_view word) {
   std::vector<std::string_view> names;
@@ -129,6 +160,7 @@ int main_with_errors(std::vector<char*> words) {
   char** const argv = words.data();
   CLI::App app("moesim: simulates clusters that serve Mixture-of-Experts models", "moesim");
   app.require_subcommand(1);
+  app.formatter(std::make_shared<NarrowHelp>());
   app.set_version_flag("--version", "moesim " MOESIM_VERSION);
   Action action;
   for (const Verb& verb : verbs()) {

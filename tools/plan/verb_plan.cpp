@@ -847,10 +847,16 @@ void add_answer(CLI::App& command, PlanOptions& options) {
 
 Action setup_plan(CLI::App& command) {
   const auto options = std::make_shared<PlanOptions>();
-  add_hardware(command, *options);
-  add_load(command, *options);
-  add_engine(command, *options);
-  add_answer(command, *options);
+  const auto add = [&](const char* heading, void (*group)(CLI::App&, PlanOptions&)) {
+    const std::size_t before = command.get_options().size();
+    group(command, *options);
+    const auto all = command.get_options([](CLI::Option*) { return true; });
+    for (CLI::Option* option : std::span(all).subspan(before)) option->group(heading);
+  };
+  add("Model and GPUs", add_hardware);
+  add("Load and limits", add_load);
+  add("Engine", add_engine);
+  add("Search and answer", add_answer);
   command.footer(std::string(plan_footer));
   return [options] { return run(*options); };
 }

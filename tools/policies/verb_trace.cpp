@@ -218,7 +218,7 @@ Action setup_trace(CLI::App& command) {
 
   const auto info = std::make_shared<InfoOptions>();
   CLI::App* look = command.add_subcommand(
-      "info", "skew, distinct experts, overlaps of a routing trace; lengths and reuse of requests");
+      "info", "a routing trace's skew, distinct experts, overlaps, lengths and reuse");
   look->add_option("PATH", info->path,
                    "routing trace, a directory; or a file of requests or sessions")
       ->required();
