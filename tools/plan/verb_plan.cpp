@@ -741,9 +741,9 @@ constexpr std::string_view plan_footer =
 decode. Memory and step-time bounds exclude many deployments. The rest are simulated at the lowest
 rate at which they could still win. Then copies of experts, token routing, chunk and limits on
 sequences of the best are varied. Five deployments are simulated from a warm start over more than
-twenty lifetimes of a request, under three seeds. The answer is the heaviest load that lasts. The answer is
-one step of 1.6 % less if 5 % more load exceeds the capacity or meets the limits for few requests.
-The share of requests that must meet the limits is --attainment.
+twenty lifetimes of a request, under three seeds. The answer is the heaviest load that lasts. The
+answer is one step of 1.6 % less if 5 % more load exceeds the capacity or meets the limits for few
+requests. The share of requests that must meet the limits is --attainment.
 With --sessions the load is how many sessions are alive at a time. Each deployment is then run for
 some turns of each session, and the best with host memory below its KV cache as well.
 Three files are written: NAME.json (the best deployment, an experiment), NAME.sqlite (every run) and

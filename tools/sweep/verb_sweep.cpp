@@ -125,10 +125,10 @@ constexpr std::string_view sweep_footer = R"(CONFIG is a JSON file:
    "set":  {"/slo": {"tpot": "50 ms"}},
    "seeds": [1, 2, 3],
    "skip": [{"/placement/replication": 1, "/token_routing/decode": "metro"}]}
-Every combination of the axes is run with each row of the zip and each seed. Values of "set" hold for
-all points. "blocks": [{"axes", "zip", "set"}, ..] holds several such grids. A point that matches a
-whole skip rule is left out. Values may be objects. Paths in values are relative to the folder of the
-base.
+Every combination of the axes is run with each row of the zip and each seed. Values of "set" hold
+for all points. "blocks": [{"axes", "zip", "set"}, ..] holds several such grids. A point that
+matches a whole skip rule is left out. Values may be objects. Paths in values are relative to the
+folder of the base.
 
 The same command continues a stopped or killed sweep: points that are done are not run again.
 Ctrl-C waits for the points in flight, a second Ctrl-C does not. Under slurm, -j is the number of

@@ -272,11 +272,11 @@ constexpr std::string_view tune_footer =
     R"(CONFIG is a sweep file with an axis "/workload/arrivals/rate"; its base has an "slo". The answer is
 the point of the grid with the most requests/s that meet the SLO in a steady state. With
 "workload/sessions" the axis is "/workload/arrivals/concurrency", how many sessions are alive, and
-the answer has the most sessions. Not all points are run. A point whose step time alone shows that it cannot win is left out. A combination that
-misses the SLO under one load is not run under heavier loads, unless a run shows that heavier loads
-can meet the SLO.
-The last lines say how many points were left out; --sure runs these points. Loads beyond the grid are
-tried if the heaviest load of the grid meets the SLO, or if none does. With --store every run is
+the answer has the most sessions. Not all points are run. A point whose step time alone shows that
+it cannot win is left out. A combination that misses the SLO under one load is not run under heavier
+loads, unless a run shows that heavier loads can meet the SLO.
+The last lines say how many points were left out; --sure runs these points. Loads beyond the grid
+are tried if the heaviest load of the grid meets the SLO, or if none does. With --store every run is
 kept, the same command continues a stopped search, and `moesim report` draws the runs. Exit 3 if no
 point meets the SLO, with the nearest miss.)";
 
