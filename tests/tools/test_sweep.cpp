@@ -304,6 +304,17 @@ TEST_CASE("points whose rates are of a queue that drains are no part of a compar
   for (const StoredPoint& point : kept.points) CHECK(point.config.at("served") != 20);
 }
 
+TEST_CASE("what a store varies is told by its axes and their values") {
+  const TemporaryFile file("store.sqlite");
+  FakeSimulator simulator;
+  run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(1));
+  CHECK(axes_text(Store::open(file.path())) == "/a (1, 2, 3), /b (1, 2)");
+  const TemporaryFile many("many.sqlite");
+  run_sweep(expanded(R"({"base": {"a": 0, "b": 1}, "axes": {"/a": [1, 2, 3, 4, 5], "/b": [1]}})"),
+            many.path(), simulator.runner(), with_threads(1));
+  CHECK(axes_text(Store::open(many.path())) == "/a (1, 2, 3, ...)");
+}
+
 TEST_CASE("a sweep stores the report of every point", "[threads]") {
   const TemporaryFile file("store.sqlite");
   FakeSimulator simulator;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include "hardware/find_value.hpp"
@@ -37,6 +38,25 @@ StoredSweep read_comparable(const Store& store, std::vector<std::string> pointer
         out, out + sweep.points.size());
   }
   return sweep;
+}
+
+std::string axes_text(const Store& store) {
+  constexpr std::size_t most_values = 4;
+  const StoredSweep sweep = store.read();
+  std::string text;
+  for (const Axis& axis : sweep.axes) {
+    std::vector<std::string> values;
+    for (const StoredPoint& point : sweep.points) {
+      const Json* value = setting_of(point, axis.pointer);
+      std::string shown = value == nullptr ? "unset" : setting_text(*value);
+      if (std::ranges::find(values, shown) == values.end()) values.push_back(std::move(shown));
+    }
+    if (values.size() < 2) continue;
+    if (values.size() > most_values) values = {values[0], values[1], values[2], "..."};
+    text +=
+        fmt::format("{}{} ({})", text.empty() ? "" : ", ", axis.pointer, fmt::join(values, ", "));
+  }
+  return text.empty() ? "nothing" : text;
 }
 
 }  // namespace moesim

@@ -13,4 +13,8 @@ namespace moesim {
 /// last arrival. Warns of how many these are. If all points are such, none is left out.
 StoredSweep read_comparable(const Store&, std::vector<std::string> pointers);
 
+/// What the points of a store differ in, for who has named nothing of it yet:
+/// "/token_routing/decode (even, metro), /placement/replication (1, 1.5, 2, ...)".
+std::string axes_text(const Store&);
+
 }  // namespace moesim

@@ -36,8 +36,9 @@ Action setup_best(CLI::App& command) {
   };
   const auto options = std::make_shared<BestOptions>();
   command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
-  command.add_option("--over", options->over, "pointer to the axis, e.g. /placement/replication")
-      ->required();
+  command.add_option(
+      "--over", options->over,
+      "pointer to the axis, e.g. /placement/replication; without it: which there are");
   command
       .add_option("--metric", options->metric, "quantity to maximise: a pointer into the report")
       ->capture_default_str();
@@ -48,10 +49,13 @@ Action setup_best(CLI::App& command) {
                      "(default: the store's folder)");
   command.add_flag("--json", options->json, "print JSON instead of tables");
   return [options] {
+    const Store store = Store::open(options->store);
+    if (options->over.empty())
+      throw ConfigError(
+          fmt::format("--over: name one of what {} varies: {}", options->store, axes_text(store)));
     std::vector<std::string> pointers = best_pointers();
     pointers.insert(pointers.end(), {options->over, options->metric});
     for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
-    const Store store = Store::open(options->store);
     const BestChoice choice = best_choice(read_comparable(store, pointers), options->over,
                                           options->metric, options->lower);
     print(options->json ? best_json(choice).dump(1) + "\n"

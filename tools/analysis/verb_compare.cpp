@@ -23,6 +23,10 @@ struct CompareOptions {
 int run(const CompareOptions& options) {
   std::vector<Limit> limits;
   for (const std::string& text : options.fail_if) limits.push_back(parse_limit(text));
+  if (options.baseline.empty() || options.candidate.empty())
+    throw ConfigError(
+        fmt::format("--baseline, --candidate: give both, each a value of what {} varies: {}",
+                    options.store, axes_text(Store::open(options.store))));
   const std::vector<Setting> baseline = parse_settings(options.baseline);
   const std::vector<Setting> candidate = parse_settings(options.candidate);
   std::vector<std::string> pointers;
@@ -62,11 +66,11 @@ group. Then sweep both under one dispatch, or name on both sides what differs:
 Action setup_compare(CLI::App& command) {
   const auto options = std::make_shared<CompareOptions>();
   command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
-  command.add_option("--baseline", options->baseline, "/pointer=value; repeatable")
-      ->required()
+  command
+      .add_option("--baseline", options->baseline,
+                  "/pointer=value; repeatable; without it: which there are")
       ->allow_extra_args(false);
   command.add_option("--candidate", options->candidate, "/pointer=value; repeatable")
-      ->required()
       ->allow_extra_args(false);
   command
       .add_option("--fail-if", options->fail_if,
