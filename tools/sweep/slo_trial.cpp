@@ -11,6 +11,7 @@
 #include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/sweep/axes.hpp"
+#include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 
