@@ -62,11 +62,15 @@ struct Question {
   auto operator<=>(const Question&) const = default;
 };
 
+bool is_in(const std::vector<Question>& some, const Question& question) {
+  return std::ranges::find(some, question) != some.end();
+}
+
 // How far a deployment has come: it looks for its load, by the first draw and then by the others,
 // for most loads that it does not bear show in the first. Then it looks beyond, whether little more
 // is much too heavy. If so it takes the rung below, for at the very edge of what can be served a
 // queue grows so slowly that no run is long enough to see it.
-struct Progress {
+struct Course {
   enum class Stage { first_draw, other_draws, few_beyond, rung_below, beyond, done };
   Bracket bracket;
   Stage stage = Stage::first_draw;
@@ -147,29 +151,29 @@ class Confirmation {
   }
 
   // What a deployment asks next, if it has come so far.
-  std::vector<Question> questions(std::size_t i, const Progress& progress) const {
+  std::vector<Question> questions(std::size_t i, const Course& course) const {
     const auto at = [&](int rung, std::size_t draw = 0) {
       return TunePoint{i * draws_ + draw, rung};
     };
     std::vector<Question> asked;
-    switch (const Bracket& bracket = progress.bracket; progress.stage) {
-      case Progress::Stage::first_draw: return {{at(bracket.rung()), Ask::whether}};
-      case Progress::Stage::other_draws:
+    switch (const Bracket& bracket = course.bracket; course.stage) {
+      case Course::Stage::first_draw: return {{at(bracket.rung()), Ask::whether}};
+      case Course::Stage::other_draws:
         for (std::size_t draw = 1; draw < draws_; ++draw)
           asked.push_back({at(bracket.rung(), draw), Ask::whether});
         return asked;
-      case Progress::Stage::few_beyond:
+      case Course::Stage::few_beyond:
         if (was_few(i, *bracket.met())) return {};
         return {{at(*bracket.met() + rungs_per_5_percent), Ask::whether_few}};
-      case Progress::Stage::rung_below:  // the other draws stay as at the edge, which they bear
+      case Course::Stage::rung_below:  // the other draws stay as at the edge, which they bear
         asked.push_back({at(*bracket.met() - 1), Ask::all});
         if (tells_heavier_)
           asked.push_back({at(*bracket.met() - 1 + rungs_per_5_percent), Ask::all});
         return asked;
-      case Progress::Stage::beyond:
+      case Course::Stage::beyond:
         if (!tells_heavier_) return {};
         return {{at(*bracket.met() + rungs_per_5_percent), Ask::all}};
-      case Progress::Stage::done: return {};
+      case Course::Stage::done: return {};
     }
     return {};
   }
@@ -193,51 +197,44 @@ class Confirmation {
     return beyond && (beyond->attainment < few || beyond->binds == "capacity");
   }
 
-  // Takes a deployment further, once all that it asks is answered.
-  void advance(std::size_t i) {
-    Progress& progress = deployments_[i];
-    switch (progress.stage) {
-      case Progress::Stage::first_draw:
-        if (draws_ > 1 && bears(i, 1)) {
-          progress.stage = Progress::Stage::other_draws;
+  // What follows for a deployment if what it asks is answered well, or not.
+  Course then(Course course, bool well) const {
+    switch (course.stage) {
+      case Course::Stage::first_draw:
+        if (draws_ > 1 && well) {
+          course.stage = Course::Stage::other_draws;
         } else {
-          progress.note(bears(i, 1));
+          course.note(well);
         }
         break;
-      case Progress::Stage::other_draws: progress.note(bears(i, draws_)); break;
-      case Progress::Stage::few_beyond:
-        progress.stage =
-            little_more_is_too_much(i) ? Progress::Stage::rung_below : Progress::Stage::beyond;
+      case Course::Stage::other_draws: course.note(well); break;
+      case Course::Stage::few_beyond:
+        course.stage = well ? Course::Stage::beyond : Course::Stage::rung_below;
         break;
-      case Progress::Stage::rung_below: {
-        const Trial& lighter = trials_.at({i * draws_, *met_by(i) - 1});
-        if (lighter.lasts && lighter.attainment >= attainment_ - by_chance)
-          progress.bracket.step_back();
-        progress.stage = Progress::Stage::beyond;
+      case Course::Stage::rung_below:
+        if (well) course.bracket.step_back();
+        course.stage = Course::Stage::beyond;
         break;
-      }
-      case Progress::Stage::beyond:
-      case Progress::Stage::done: progress.stage = Progress::Stage::done; break;
+      case Course::Stage::beyond:
+      case Course::Stage::done: course.stage = Course::Stage::done; break;
     }
+    return course;
   }
 
-  // How far a deployment will have come if what it asks now is answered in its favour, or not.
-  std::optional<Progress> if_answered(const Progress& now, bool well) const {
-    Progress next = now;
-    switch (now.stage) {
-      case Progress::Stage::first_draw:
-        if (draws_ > 1 && well) {
-          next.stage = Progress::Stage::other_draws;
-        } else {
-          next.note(well);
-        }
-        return next;
-      case Progress::Stage::other_draws: next.note(well); return next;
-      case Progress::Stage::few_beyond:
-        next.stage = well ? Progress::Stage::beyond : Progress::Stage::rung_below;
-        return next;
-      default: return std::nullopt;
+  // Whether all that a deployment asked was answered well.
+  bool went_well(std::size_t i) const {
+    switch (deployments_[i].stage) {
+      case Course::Stage::first_draw: return bears(i, 1);
+      case Course::Stage::other_draws: return bears(i, draws_);
+      case Course::Stage::few_beyond: return !little_more_is_too_much(i);
+      case Course::Stage::rung_below: {
+        const Trial& lighter = trials_.at({i * draws_, *met_by(i) - 1});
+        return lighter.lasts && lighter.attainment >= attainment_ - by_chance;
+      }
+      case Course::Stage::beyond:
+      case Course::Stage::done: break;
     }
+    return true;
   }
 
   bool answered(const Question& question) const {
@@ -259,9 +256,9 @@ class Confirmation {
         ahead_.erase(ahead);
         return true;
       });
-      if (!open.empty() || deployments_[i].stage == Progress::Stage::done || result_.stopped)
+      if (!open.empty() || deployments_[i].stage == Course::Stage::done || result_.stopped)
         return open;
-      advance(i);
+      deployments_[i] = then(deployments_[i], went_well(i));
     }
   }
 
@@ -270,9 +267,7 @@ class Confirmation {
     std::vector<Question> guessed;
     for (const bool well : {true, false}) {
       for (std::size_t i = 0; i < deployments_.size(); ++i) {
-        const std::optional<Progress> next = if_answered(deployments_[i], well);
-        if (!next) continue;
-        for (const Question& question : questions(i, *next)) {
+        for (const Question& question : questions(i, then(deployments_[i], well))) {
           if (!answered(question) && !ahead_.contains(question)) guessed.push_back(question);
         }
       }
@@ -291,12 +286,9 @@ class Confirmation {
     }
     const bool done = wanted.empty() || result_.stopped;
     const std::vector<Question> guessed = done ? std::vector<Question>{} : guesses();
-    const auto is_in = [](const std::vector<Question>& some) {
-      return [&some](const Question& question) { return std::ranges::count(some, question) > 0; };
-    };
     std::size_t busy = 0;
     for (auto& [question, stop] : running_) {
-      const bool useful = is_in(wanted)(question) || is_in(guessed)(question);
+      const bool useful = is_in(wanted, question) || is_in(guessed, question);
       if (!useful) stop.request_stop();
       busy += useful;
     }
@@ -311,7 +303,7 @@ class Confirmation {
     const auto cores = static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
     for (const Question& question : guessed) {
       if (busy + waiting_.size() >= cores) break;
-      if (!runs_now(question) && !is_in(waiting_)(question)) waiting_.push_back(question);
+      if (!runs_now(question) && !is_in(waiting_, question)) waiting_.push_back(question);
     }
     for (; tasks_ < waiting_.size(); ++tasks_) {
       group_.run([this] { run_first_waiting(); });
@@ -372,7 +364,7 @@ class Confirmation {
   SloRuns& runs_;
   TuneResult result_;
   std::map<TunePoint, Trial> trials_;  // of what was asked
-  std::vector<Progress> deployments_;
+  std::vector<Course> deployments_;
   // Of tasks: runs to be made, in this order; those that are being made; those that are not asked
   // for yet; and tasks that have not begun.
   std::mutex mutex_;

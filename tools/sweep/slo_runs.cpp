@@ -155,7 +155,7 @@ std::vector<Trial> SloRuns::keep(std::span<const TunePoint> points, std::span<Ou
   std::vector<SweepPoint> of;
   for (const Outcome& outcome : outcomes) {
     if (outcome.before) {
-      resumed_ += store_.has_value();
+      ++resumed_;
       continue;
     }
     fresh.push_back(outcome.row);
