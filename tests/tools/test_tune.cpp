@@ -330,7 +330,7 @@ TEST_CASE("a load is borne only if every draw bears it") {
   CHECK(found.front().config.at("seed") == 1);
 }
 
-TEST_CASE("cores that run ahead change no answer, nor which runs are kept") {
+TEST_CASE("cores that run ahead change no answer, nor which runs are kept", "[threads]") {
   std::vector<Json> places;
   for (const char* ttft : {"2 ms", "3 ms", "100 s"}) {
     for (int seed = 1; seed <= 2; ++seed)
