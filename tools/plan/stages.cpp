@@ -27,7 +27,10 @@ std::size_t runs_in(const std::filesystem::path& store) {
   std::error_code none;
   if (std::filesystem::file_size(store, none) == 0 || none) return 0;
   const auto rows = Store::open(store).rows();
-  return static_cast<std::size_t>(std::ranges::count(rows, PointStatus::done, &StoreRow::status));
+  // Of runs that were given up the store keeps that they missed.
+  return static_cast<std::size_t>(std::ranges::count_if(rows, [](const StoreRow& row) {
+    return row.status != PointStatus::pending || !row.report.empty();
+  }));
 }
 
 SloSearch stage_search(const PlanSearch& search, Json document, std::vector<Json> places,

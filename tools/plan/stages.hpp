@@ -19,7 +19,7 @@ Json sampled(Json deployment);
 /// Shapes as experiments, as sampled() makes them.
 std::vector<Json> places_of(const Json& base, const std::vector<PlannedDeployment>&);
 
-/// How many runs a store holds; 0 where it is not there.
+/// How many runs a store holds, those that were given up too; 0 where it is not there.
 std::size_t runs_in(const std::filesystem::path& store);
 
 /// The search of one stage over some places: short runs that end when they cannot meet the limits.
