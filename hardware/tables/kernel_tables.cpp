@@ -393,11 +393,11 @@ const Curve& KernelTables::State::curve(const Question& question) const {
   };
   static thread_local std::array<Asked, 16> asked_before;
   constexpr std::size_t of_table = 64;  // bytes, at least
-  Asked& asked = asked_before[std::hash<const void*>{}(&table) / of_table % asked_before.size()];
+  Asked& last = asked_before[std::hash<const void*>{}(&table) / of_table % asked_before.size()];
   std::vector<std::string> groups;
   const std::string& front = question.groups->names.front();
-  if (asked.state == number) {
-    const auto& [name, curve] = *asked.curve;
+  if (last.state == number) {
+    const auto& [name, curve] = *last.curve;
     if (name.table == &table && name.shape == shape && name.group == front) return *curve;
   }
   {
@@ -405,7 +405,7 @@ const Curve& KernelTables::State::curve(const Question& question) const {
     const std::shared_lock lock(mutex);
     const auto known = curves.find(name);
     if (known != curves.end()) {
-      asked = {number, &*known};
+      last = {number, &*known};
       return *known->second;
     }
     groups = question.groups->names;

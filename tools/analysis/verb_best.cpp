@@ -38,7 +38,7 @@ Action setup_best(CLI::App& command) {
   command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
   command.add_option(
       "--over", options->over,
-      "pointer to the axis, e.g. /placement/replication; without it: which there are");
+      "pointer to the axis, e.g. /placement/replication; if missing: the axes are named");
   command
       .add_option("--metric", options->metric, "quantity to maximise: a pointer into the report")
       ->capture_default_str();
@@ -52,7 +52,7 @@ Action setup_best(CLI::App& command) {
     const Store store = Store::open(options->store);
     if (options->over.empty())
       throw ConfigError(
-          fmt::format("--over: name one of what {} varies: {}", options->store, axes_text(store)));
+          fmt::format("--over is missing; {} varies: {}", options->store, axes_text(store)));
     std::vector<std::string> pointers = best_pointers();
     pointers.insert(pointers.end(), {options->over, options->metric});
     for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);

@@ -24,9 +24,8 @@ int run(const CompareOptions& options) {
   std::vector<Limit> limits;
   for (const std::string& text : options.fail_if) limits.push_back(parse_limit(text));
   if (options.baseline.empty() || options.candidate.empty())
-    throw ConfigError(
-        fmt::format("--baseline, --candidate: give both, each a value of what {} varies: {}",
-                    options.store, axes_text(Store::open(options.store))));
+    throw ConfigError(fmt::format("--baseline, --candidate: give both; {} varies: {}",
+                                  options.store, axes_text(Store::open(options.store))));
   const std::vector<Setting> baseline = parse_settings(options.baseline);
   const std::vector<Setting> candidate = parse_settings(options.candidate);
   std::vector<std::string> pointers;
@@ -68,7 +67,7 @@ Action setup_compare(CLI::App& command) {
   command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
   command
       .add_option("--baseline", options->baseline,
-                  "/pointer=value; repeatable; without it: which there are")
+                  "/pointer=value; repeatable; if missing: the choices are named")
       ->allow_extra_args(false);
   command.add_option("--candidate", options->candidate, "/pointer=value; repeatable")
       ->allow_extra_args(false);

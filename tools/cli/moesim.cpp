@@ -102,7 +102,7 @@ class NarrowHelp : public CLI::Formatter {
     std::istringstream footer(app->get_footer());
     std::string text;
     for (std::string line; std::getline(footer, line);)
-      text += wrapped(line, columns(), line.find_first_not_of(' ') % usual_columns) + "\n";
+      text += wrapped(line, columns(), std::min(line.find_first_not_of(' '), line.size())) + "\n";
     return text;
   }
 

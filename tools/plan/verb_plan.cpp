@@ -657,7 +657,7 @@ bool was_stopped(const Found& plan, const Asked& asked) {
   if (plan.before > 0) spdlog::info("{} runs were done before", plan.before);
   if (plan.stopped)
     spdlog::warn(
-        "stopped; {}.sqlite keeps the {} runs so far, and the same command continues from there",
+        "stopped: {}.sqlite keeps the {} runs so far; the same command continues from there",
         asked.output, runs_in(asked.search.store));
   return plan.stopped;
 }

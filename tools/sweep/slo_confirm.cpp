@@ -100,7 +100,7 @@ class Confirmation {
   TuneResult run() {
     for (std::size_t i = 0; i < deployments_.size() && !runs_.stopped(); ++i) {
       for (std::size_t draw = 0; draw < draws_; ++draw)
-        runs_.make_trace_of({i * draws_ + draw, deployments_[i].bracket.rung()});
+        runs_.make_trace_of(runs_.point_of(at(i, deployments_[i].bracket.rung(), draw)));
     }
     {
       const std::lock_guard lock(mutex_);
@@ -118,22 +118,31 @@ class Confirmation {
   // How the i-th deployment fares beyond what it bears.
   std::optional<Heavier> heavier(std::size_t i) const {
     const int rung = *met_by(i) + rungs_per_5_percent;
-    const auto trial = trials_.find({i * draws_, rung});
-    if (trial == trials_.end() || trial->second.given_up) return std::nullopt;
+    if (whole(at(i, rung)) == nullptr) return std::nullopt;
     // The least of the draws that were run to their end.
-    auto least = trial;
+    TunePoint least = at(i, rung);
     for (std::size_t draw = 1; draw < draws_; ++draw) {
-      const auto other = trials_.find({i * draws_ + draw, rung});
-      if (other != trials_.end() && !other->second.given_up &&
-          other->second.attainment < least->second.attainment)
-        least = other;
+      const Trial* other = whole(at(i, rung, draw));
+      if (other != nullptr && other->attainment < trials_.at(least).attainment)
+        least = at(i, rung, draw);
     }
-    return Heavier{runs_.load_at(rung) / runs_.load_at(*met_by(i)) - 1, least->second.attainment,
-                   lack_of(runs_.of({least->first, least->second}), search_)};
+    const Trial& trial = trials_.at(least);
+    return Heavier{runs_.load_at(rung) / runs_.load_at(*met_by(i)) - 1, trial.attainment,
+                   lack_of(runs_.of({least, trial}), search_)};
   }
 
  private:
   std::optional<int> met_by(std::size_t i) const { return deployments_[i].bracket.met(); }
+
+  TunePoint at(std::size_t i, int rung, std::size_t draw = 0) const {
+    return {i * draws_ + draw, rung};
+  }
+
+  // What a run showed that went to its end; null where none did.
+  const Trial* whole(TunePoint point) const {
+    const auto trial = trials_.find(point);
+    return trial == trials_.end() || trial->second.given_up ? nullptr : &trial->second;
+  }
 
   // Whether the first draws all last, and as many requests as are asked for meet the SLO in their
   // mean. Of a few draws one may fall short by chance, but not the last, which may be the longest.
@@ -141,7 +150,7 @@ class Confirmation {
     const int rung = deployments_[i].bracket.rung();
     double attained = 0;
     for (std::size_t draw = 0; draw < draws; ++draw) {
-      const Trial& trial = trials_.at({i * draws_ + draw, rung});
+      const Trial& trial = trials_.at(at(i, rung, draw));
       if (!trial.lasts) return false;
       attained += trial.attainment;
       if (draw + 1 == draws_ && !trial.meets) return false;
@@ -152,27 +161,24 @@ class Confirmation {
 
   // What a deployment asks next, if it has come so far.
   std::vector<Question> questions(std::size_t i, const Course& course) const {
-    const auto at = [&](int rung, std::size_t draw = 0) {
-      return TunePoint{i * draws_ + draw, rung};
-    };
     std::vector<Question> asked;
     switch (const Bracket& bracket = course.bracket; course.stage) {
-      case Course::Stage::first_draw: return {{at(bracket.rung()), Ask::whether}};
+      case Course::Stage::first_draw: return {{at(i, bracket.rung()), Ask::whether}};
       case Course::Stage::other_draws:
         for (std::size_t draw = 1; draw < draws_; ++draw)
-          asked.push_back({at(bracket.rung(), draw), Ask::whether});
+          asked.push_back({at(i, bracket.rung(), draw), Ask::whether});
         return asked;
       case Course::Stage::few_beyond:
         if (was_few(i, *bracket.met())) return {};
-        return {{at(*bracket.met() + rungs_per_5_percent), Ask::whether_few}};
+        return {{at(i, *bracket.met() + rungs_per_5_percent), Ask::whether_few}};
       case Course::Stage::rung_below:  // the other draws stay as at the edge, which they bear
-        asked.push_back({at(*bracket.met() - 1), Ask::all});
+        asked.push_back({at(i, *bracket.met() - 1), Ask::all});
         if (tells_heavier_)
-          asked.push_back({at(*bracket.met() - 1 + rungs_per_5_percent), Ask::all});
+          asked.push_back({at(i, *bracket.met() - 1 + rungs_per_5_percent), Ask::all});
         return asked;
       case Course::Stage::beyond:
         if (!tells_heavier_) return {};
-        return {{at(*bracket.met() + rungs_per_5_percent), Ask::all}};
+        return {{at(i, *bracket.met() + rungs_per_5_percent), Ask::all}};
       case Course::Stage::done: return {};
     }
     return {};
@@ -181,9 +187,8 @@ class Confirmation {
   // Whether a run under no more than 5 % more load was served in time to few.
   bool was_few(std::size_t i, int met) const {
     for (int rung = met + rungs_per_5_percent; rung > met; --rung) {
-      const auto trial = trials_.find({i * draws_, rung});
-      if (trial == trials_.end() || trial->second.given_up) continue;
-      if (trial->second.attainment < few) return true;
+      const Trial* trial = whole(at(i, rung));
+      if (trial != nullptr && trial->attainment < few) return true;
     }
     return false;
   }
@@ -191,7 +196,7 @@ class Confirmation {
   // Whether a little more load is too much for the capacity, or served in time to few.
   bool little_more_is_too_much(std::size_t i) const {
     if (was_few(i, *met_by(i))) return true;
-    const auto trial = trials_.find({i * draws_, *met_by(i) + rungs_per_5_percent});
+    const auto trial = trials_.find(at(i, *met_by(i) + rungs_per_5_percent));
     if (trial != trials_.end() && trial->second.given_up) return true;
     const std::optional<Heavier> beyond = heavier(i);
     return beyond && (beyond->attainment < few || beyond->binds == "capacity");
@@ -228,7 +233,7 @@ class Confirmation {
       case Course::Stage::other_draws: return bears(i, draws_);
       case Course::Stage::few_beyond: return !little_more_is_too_much(i);
       case Course::Stage::rung_below: {
-        const Trial& lighter = trials_.at({i * draws_, *met_by(i) - 1});
+        const Trial& lighter = trials_.at(at(i, *met_by(i) - 1));
         return lighter.lasts && lighter.attainment >= attainment_ - by_chance;
       }
       case Course::Stage::beyond:
@@ -238,8 +243,8 @@ class Confirmation {
   }
 
   bool answered(const Question& question) const {
-    const auto trial = trials_.find(question.point);
-    return trial != trials_.end() && (question.what == Ask::whether || !trial->second.given_up);
+    return question.what == Ask::whether ? trials_.contains(question.point)
+                                         : whole(question.point) != nullptr;
   }
 
   // What a deployment asks that no run has answered yet. Takes up what was run ahead.
@@ -275,8 +280,6 @@ class Confirmation {
     return guessed;
   }
 
-  bool runs_now(const Question& question) const { return running_.contains(question); }
-
   // Sets tasks to what is asked and, on cores that are left, to what may be asked next.
   void look_what_to_run() {
     result_.stopped |= runs_.stopped();
@@ -295,15 +298,15 @@ class Confirmation {
     waiting_.clear();
     if (result_.stopped) return;
     for (const Question& question : wanted) {
-      if (!runs_now(question)) waiting_.push_back(question);
+      if (!running_.contains(question)) waiting_.push_back(question);
     }
     std::ranges::stable_sort(waiting_, std::greater{}, [&](const Question& question) {
-      return length_of(runs_.point_of(question.point));
+      return runs_.length_of(question.point);
     });
     const auto cores = static_cast<std::size_t>(tbb::this_task_arena::max_concurrency());
     for (const Question& question : guessed) {
       if (busy + waiting_.size() >= cores) break;
-      if (!runs_now(question) && !is_in(waiting_, question)) waiting_.push_back(question);
+      if (!running_.contains(question) && !is_in(waiting_, question)) waiting_.push_back(question);
     }
     for (; tasks_ < waiting_.size(); ++tasks_) {
       group_.run([this] { run_first_waiting(); });
@@ -331,12 +334,11 @@ class Confirmation {
   }
 
   TuneResult::Found found(std::size_t i, int rung) const {
-    TuneResult::Found run{{i * draws_, rung}, trials_.at({i * draws_, rung})};
+    TuneResult::Found run{at(i, rung), trials_.at(at(i, rung))};
     for (std::size_t draw = 1; draw < draws_; ++draw) {
       // Where the answer is a rung below the edge, the others were run at the edge.
-      const auto here = trials_.find({i * draws_ + draw, rung});
-      const Trial& other =
-          here != trials_.end() ? here->second : trials_.at({i * draws_ + draw, rung + 1});
+      const auto here = trials_.find(at(i, rung, draw));
+      const Trial& other = here != trials_.end() ? here->second : trials_.at(at(i, rung + 1, draw));
       run.trial.attainment += other.attainment;
       run.trial.goodput = std::min(run.trial.goodput, other.goodput);
     }

@@ -37,11 +37,6 @@ class StopWatch : public RunObserver {
 
 }  // namespace
 
-double length_of(const SweepPoint& point) {
-  const Json* number = find_value(point.config, "/workload/requests");
-  return number != nullptr && number->is_number() ? number->get<double>() : 0;
-}
-
 SloRuns::SloRuns(const SloSearch& search, TraceLibrary& traces, Remarks& remarks,
                  const SloHooks& hooks)
     : search_(search),
@@ -79,9 +74,14 @@ bool SloRuns::was_run(const SweepPoint& point) const {
   return known_.contains(point.config_hash) || given_up_.contains(point.config_hash);
 }
 
-void SloRuns::make_trace_of(TunePoint point) {
-  const SweepPoint run = point_of(point);
+void SloRuns::make_trace_of(const SweepPoint& run) {
   if (!was_run(run)) make_trace(run.config);
+}
+
+double SloRuns::length_of(TunePoint point) const {
+  const Json config = config_of(point);
+  const Json* number = find_value(config, "/workload/requests");
+  return number != nullptr && number->is_number() ? number->get<double>() : 0;
 }
 
 SweepPoint SloRuns::point_of(TunePoint point) { return points_.of(config_of(point)); }
@@ -90,16 +90,13 @@ std::optional<std::vector<Trial>> SloRuns::operator()(std::span<const TunePoint>
                                                       bool whether) {
   if (stopped()) return std::nullopt;
   std::vector<SweepPoint> configs;
-  std::vector<double> lengths;
-  for (const TunePoint point : points) {
-    make_trace_of(point);
-    lengths.push_back(length_of(configs.emplace_back(point_of(point))));
-  }
+  for (const TunePoint point : points) make_trace_of(configs.emplace_back(point_of(point)));
   const auto least = whether ? std::optional(least_attainment()) : std::nullopt;
   std::vector<Outcome> outcomes(points.size());
   std::vector<std::size_t> order(points.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater{}, [&](std::size_t i) { return lengths[i]; });
+  std::ranges::stable_sort(order, std::greater{},
+                           [&](std::size_t i) { return length_of(points[i]); });
   std::atomic<std::size_t> next = 0;
   tbb::parallel_for(std::size_t{0}, points.size(), [&](std::size_t) {
     const std::size_t i = order[next++];

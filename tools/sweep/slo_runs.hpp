@@ -35,8 +35,8 @@ class SloRuns {
   /// Makes the trace that a config needs, with all cores: those that wait for the same one side by
   /// side would leave that to one of them.
   void make_trace(const Json& config);
-  /// The same for the run of a point, unless the store holds that.
-  void make_trace_of(TunePoint);
+  /// The same for a run, unless the store holds that.
+  void make_trace_of(const SweepPoint&);
 
   /// A run that was given up: what it had attained, and below what it would have stayed.
   struct GivenUp {
@@ -50,6 +50,9 @@ class SloRuns {
   };
 
   SweepPoint point_of(TunePoint);
+  /// Requests of a run. Runs that are made side by side begin with the longest: no core is left
+  /// with a long one at the end.
+  double length_of(TunePoint) const;
   /// A run, which is given up where it cannot attain `least`. Nothing: it was asked to stop.
   std::optional<Outcome> run(const SweepPoint&, std::optional<double> least,
                              const std::stop_token& stop = {}) const;
@@ -94,9 +97,5 @@ class SloRuns {
   double best_goodput_ = 0;
   std::string best_report_;
 };
-
-/// Requests of a run, by which runs that are made side by side begin with the longest: no core is
-/// left with a long one at the end.
-double length_of(const SweepPoint&);
 
 }  // namespace moesim

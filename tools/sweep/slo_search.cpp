@@ -16,6 +16,7 @@
 namespace moesim {
 
 namespace {
+
 // Bounds the places of which no bound is known yet; none of those that cannot run.
 std::vector<std::optional<TuneBound>> bounds_of(const SloSearch& search, SloRuns& runs,
                                                 const SloHooks& hooks, NearestRefusal& refused) {
