@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
+#include <limits>
 
 #include "hardware/at.hpp"
 
@@ -35,6 +35,16 @@ int domain_of(const LayerPlacement& placement, const CopyPaths& paths) {
 }
 
 }  // namespace
+
+std::vector<TokenRun> runs_of(std::span<const std::int32_t> source_gpu) {
+  std::vector<TokenRun> runs;
+  for (std::size_t token = 0; token < source_gpu.size(); ++token) {
+    if (runs.empty() || runs.back().gpu != source_gpu[token])
+      runs.push_back({source_gpu[token], 0, token});
+    ++runs.back().rows;
+  }
+  return runs;
+}
 
 void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
   const std::array<int, 3> shape{ranks, moe_tp, domain};
@@ -196,15 +206,14 @@ void CopyCounter::expand(int source, const CopyPaths& paths, LinkTraffic& copies
 }
 
 void CopyCounter::count(const LayerPlacement& placement, const Choices& choices,
-                        std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
+                        std::span<const TokenRun> runs, const CopyPaths& paths,
                         LinkTraffic& copies) {
   const std::span<const std::int32_t> tokens_of_slot = choices.tokens_of_slot;
   const std::span<const std::uint16_t> ids = choices.ids;
   name_targets(placement.gpus(), paths.moe_tp, domain_of(placement, paths));
-  const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
   if (active_in(tokens_of_slot) == choices.active_experts) {
     find_sole_ranks(placement, tokens_of_slot);
-    count_sole(ids, k, source_gpu, paths, copies);
+    count_sole(choices, runs, paths, copies);
     return;
   }
   chain_slots(placement, tokens_of_slot);
@@ -217,29 +226,54 @@ void CopyCounter::count(const LayerPlacement& placement, const Choices& choices,
     --expert.left;
     return Target{expert.bits, placement.gpu_of_slot(expert.slot)};
   };
-  for_each_source(source_gpu, paths, copies, [&](std::size_t first, std::size_t end) {
-    count_tokens(first, end, k, paths.rule, target_of);
-  });
+  for_each_run(runs, paths, copies,
+               [&](const TokenRun& run) { count_tokens(run, choices.k(), paths.rule, target_of); });
 }
 
 // Where each expert is served by one rank.
-void CopyCounter::count_sole(std::span<const std::uint16_t> ids, std::size_t k,
-                             std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
-                             LinkTraffic& copies) {
+void CopyCounter::count_sole(const Choices& choices, std::span<const TokenRun> runs,
+                             const CopyPaths& paths, LinkTraffic& copies) {
+  const std::span<const std::uint16_t> ids = choices.ids;
+  const std::size_t k = choices.k();
   // Vectors look at every bit; of more than these a token sets few.
   constexpr int most_bits = 128;
   if (vectors_ && paths.rule == CopyRule::per_gpu && used_bits_ <= most_bits &&
       bit_counter_.set(rank_of_expert_, bits_, at(used_bits_), k)) {
-    for_each_source(source_gpu, paths, copies, [&](std::size_t first, std::size_t end) {
-      bit_counter_.add(ids.subspan(first * k, (end - first) * k), counts_);
+    count_once(choices, runs, paths, copies, [&](const TokenRun& run) {
+      bit_counter_.add(ids.subspan(run.first_row * k, at(run.rows) * k), counts_);
     });
     return;
   }
   target_of_expert_.clear();
   for (const std::int32_t rank : rank_of_expert_) target_of_expert_.push_back(targets_[at(rank)]);
   const auto target_of = [&](std::size_t i) { return target_of_expert_[ids[i]]; };
-  for_each_source(source_gpu, paths, copies, [&](std::size_t first, std::size_t end) {
-    count_tokens(first, end, k, paths.rule, target_of);
+  count_once(choices, runs, paths, copies,
+             [&](const TokenRun& run) { count_tokens(run, k, paths.rule, target_of); });
+}
+
+// As for_each_run(), where a run counts the same whenever it comes: each counts once.
+template <class Count>
+void CopyCounter::count_once(const Choices& choices, std::span<const TokenRun> runs,
+                             const CopyPaths& paths, LinkTraffic& copies, Count&& count) {
+  std::size_t tokens = 0;
+  for (const TokenRun& run : runs) tokens += at(run.rows);
+  if (tokens == choices.rows) return for_each_run(runs, paths, copies, count);
+  constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+  counts_of_row_.assign(choices.rows, none);
+  run_counts_.clear();
+  const std::size_t bits = counts_.size();
+  for_each_run(runs, paths, copies, [&](const TokenRun& run) {
+    std::size_t& place = counts_of_row_[run.first_row];
+    if (place == none) {
+      place = run_counts_.size();
+      of_source_.assign(bits, 0);
+      of_source_.swap(counts_);
+      count(run);
+      run_counts_.insert(run_counts_.end(), counts_.begin(), counts_.end());
+      counts_.swap(of_source_);
+    }
+    const std::int32_t* const of_run = run_counts_.data() + place;
+    for (std::size_t bit = 0; bit < bits; ++bit) counts_[bit] += of_run[bit];
   });
 }
 
@@ -253,35 +287,31 @@ void CopyCounter::count(const LayerPlacement& placement,
     const std::int32_t slot = slot_of_selection[i];
     return slot < 0 ? Target{0, -1} : targets_[at(placement.gpu_of_slot(slot))];
   };
-  for_each_source(source_gpu, paths, copies, [&](std::size_t first, std::size_t end) {
-    count_tokens(first, end, k, paths.rule, target_of);
-  });
+  for_each_run(runs_of(source_gpu), paths, copies,
+               [&](const TokenRun& run) { count_tokens(run, k, paths.rule, target_of); });
 }
 
-// count(first, end) adds to the counts what the tokens of one source bring.
+// count(run) adds to the counts what the tokens of a run bring.
 template <class Count>
-void CopyCounter::for_each_source(std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
-                                  LinkTraffic& copies, Count&& count) {
+void CopyCounter::for_each_run(std::span<const TokenRun> runs, const CopyPaths& paths,
+                               LinkTraffic& copies, Count&& count) {
   const int gpus = paths.first_gpu + static_cast<int>(targets_.size()) * paths.moe_tp;
   if (copies.gpus() != gpus || copies.domain != paths.domain)
     copies = LinkTraffic(gpus, paths.domain);
   copies.clear();
-  const std::size_t tokens = source_gpu.size();
-  for (std::size_t first = 0; first < tokens;) {
-    const std::int32_t source = source_gpu[first];
-    std::size_t end = first;
-    while (end < tokens && source_gpu[end] == source) ++end;
+  for (auto run = runs.begin(); run != runs.end();) {
+    const std::int32_t source = run->gpu;
     std::ranges::fill(counts_, 0);
-    count(first, end);
+    for (; run != runs.end() && run->gpu == source; ++run) count(*run);
     expand(source, paths, copies);
-    first = end;
   }
 }
 
 // target_of(i) is called once for every selection, in order.
 template <class TargetOf>
-void CopyCounter::count_tokens(std::size_t first, std::size_t end, std::size_t k, CopyRule rule,
+void CopyCounter::count_tokens(const TokenRun& run, std::size_t k, CopyRule rule,
                                TargetOf&& target_of) {
+  const std::size_t first = run.first_row, end = first + at(run.rows);
   if (rule == CopyRule::per_gpu) return count_copies(first, end, k, target_of);
   for (std::size_t i = first * k; i < end * k; ++i) {
     if (const std::int32_t rank = target_of(i).rank; rank >= 0) ++counts_[at(rank)];

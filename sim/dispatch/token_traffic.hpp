@@ -30,6 +30,16 @@ struct CopyPaths {
   int first_gpu = 0;
 };
 
+/// Tokens of one GPU in a row, which replay as many rows in a row. Runs may replay the same rows;
+/// such ones begin and end together.
+struct TokenRun {
+  std::int32_t gpu;
+  std::int32_t rows;
+  std::size_t first_row;
+};
+/// Runs where every token has a row of its own. `source_gpu` [tokens] never decreases.
+std::vector<TokenRun> runs_of(std::span<const std::int32_t> source_gpu);
+
 /// Counts how many token copies each GPU sends and receives in one layer. Selections of an expert
 /// fill its slots in (source rank, position) order, the order of the tokens. A token is copied once
 /// to each destination GPU; to another NVLink domain once per domain, to the GPU of the sender's
@@ -44,13 +54,15 @@ class CopyCounter {
     std::span<const std::int32_t> tokens_of_slot;
     /// Experts with tokens; if as many slots have tokens, one slot serves each expert.
     std::int32_t active_experts;
-    std::span<const std::uint16_t> ids;  ///< [tokens, k]
+    std::span<const std::uint16_t> ids;  ///< [rows, k]
+    std::size_t rows;
+    std::size_t k() const { return rows == 0 ? 0 : ids.size() / rows; }
   };
-  /// `source_gpu` [tokens] never decreases. `copies` is overwritten; what stays on its GPU is not
-  /// in it.
-  void count(const LayerPlacement&, const Choices&, std::span<const std::int32_t> source_gpu,
+  /// GPUs of `runs` never decrease. `copies` is overwritten; what stays on its GPU is not in it.
+  void count(const LayerPlacement&, const Choices&, std::span<const TokenRun> runs,
              const CopyPaths&, LinkTraffic& copies);
   /// Counts where every selection has its own slot, [tokens, k], or -1 where it goes nowhere.
+  /// `source_gpu` [tokens] never decreases.
   void count(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
              std::span<const std::int32_t> source_gpu, const CopyPaths&, LinkTraffic& copies);
 
@@ -70,15 +82,17 @@ class CopyCounter {
 
   void name_targets(int ranks, int moe_tp, int domain);
   void find_sole_ranks(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
-  void count_sole(std::span<const std::uint16_t> ids, std::size_t k,
-                  std::span<const std::int32_t> source_gpu, const CopyPaths&, LinkTraffic& copies);
+  void count_sole(const Choices&, std::span<const TokenRun> runs, const CopyPaths&,
+                  LinkTraffic& copies);
+  template <class Count>
+  void count_once(const Choices&, std::span<const TokenRun> runs, const CopyPaths&,
+                  LinkTraffic& copies, Count&& count);
   void chain_slots(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
   template <class Count>
-  void for_each_source(std::span<const std::int32_t> source_gpu, const CopyPaths&,
-                       LinkTraffic& copies, Count&& count);
+  void for_each_run(std::span<const TokenRun> runs, const CopyPaths&, LinkTraffic& copies,
+                    Count&& count);
   template <class TargetOf>
-  void count_tokens(std::size_t first, std::size_t end, std::size_t k, CopyRule,
-                    TargetOf&& target_of);
+  void count_tokens(const TokenRun&, std::size_t k, CopyRule, TargetOf&& target_of);
   template <std::size_t Bytes, class TargetOf>
   void count_in_lanes(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
   template <class TargetOf>
@@ -100,9 +114,12 @@ class CopyCounter {
   std::vector<std::int32_t> rank_of_expert_;
   std::vector<Target> target_of_expert_;
   std::vector<Expert> experts_;
-  std::vector<std::int32_t> next_slot_;  // with tokens of the same expert, by slot
-  std::vector<std::int32_t> counts_;     // by bit
-  std::vector<std::int32_t> of_gpu_;     // of these, [GPUs of the experts]
+  std::vector<std::int32_t> next_slot_;     // with tokens of the same expert, by slot
+  std::vector<std::int32_t> counts_;        // by bit
+  std::vector<std::size_t> counts_of_row_;  // where run_counts_ has those of the run from there
+  std::vector<std::int32_t> run_counts_;    // [different runs, bits]
+  std::vector<std::int32_t> of_source_;     // counts_ while those of a run are counted
+  std::vector<std::int32_t> of_gpu_;        // of these, [GPUs of the experts]
 };
 
 /// Selections, and how many of them stay near their token.

@@ -196,7 +196,8 @@ StepModel::LayerRouting StepModel::route(int moe_layer, const StepInput& input, 
   RoutedLayer& routed = worker.routed;
 
   RoutingProblem asked{standing, tokens, moe_layer, step, {}};
-  if (s.rows.has_ids()) asked.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
+  if (s.rows.kept() == KeptRows::of_each_token)
+    asked.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
   outcome.capacity = {};
   const bool limited = capacity.limits() || rule.keep > 0;
   const RoutingProblem problem =
@@ -221,7 +222,7 @@ StepModel::LayerRouting StepModel::route(int moe_layer, const StepInput& input, 
   const bool by_selection = rule.router->needs_token_rows() || limited ||
                             !routed.copies().empty() || shared_experts_travel();
   std::span<const std::int32_t> slots;
-  if ((by_selection || spec_.counts_locality) && s.rows.has_ids())
+  if ((by_selection || spec_.counts_locality) && !problem.rows.ids.empty())
     slots = routed.slot_of_selection(*rule.router, problem);
   outcome.locality = {};
   if (spec_.counts_locality && spec_.plan.exchanges()) {
@@ -257,8 +258,8 @@ bool StepModel::shared_experts_travel() const {
 }
 
 // How a layer's tokens travel to their experts and back.
-Exchange StepModel::exchange(const PhaseRule& rule, const LayerRouting& routing, Worker& worker,
-                             std::int32_t active) const {
+Exchange StepModel::exchange(int moe_layer, const PhaseRule& rule, const LayerRouting& routing,
+                             Worker& worker, std::int32_t active) const {
   const ParallelPlan& plan = spec_.plan;
   const StepRows& rows = scratch_->rows;
   Exchange exchange;
@@ -284,9 +285,10 @@ Exchange StepModel::exchange(const PhaseRule& rule, const LayerRouting& routing,
     if (routing.by_selection) {
       worker.counter.count(routing.placement, routing.slots, routing.source_gpu, paths, traffic);
     } else {
-      worker.counter.count(routing.placement,
-                           {worker.routed.tokens_of_slot(), active, routing.problem.rows.ids},
-                           routing.source_gpu, paths, traffic);
+      worker.counter.count(
+          routing.placement,
+          {worker.routed.tokens_of_slot(), active, rows.ids(moe_layer), rows.rows()}, rows.runs(),
+          paths, traffic);
     }
     return &traffic;
   };
@@ -354,7 +356,7 @@ void StepModel::price_layer(int moe_layer, const StepInput& input, std::uint64_t
   Worker& worker = scratch_->workers.local();
   const LayerRouting routing = route(moe_layer, input, step, worker, outcome);
   place_shared(routing, worker, outcome);
-  outcome.exchange = exchange(input.rule, routing, worker, outcome.active_experts);
+  outcome.exchange = exchange(moe_layer, input.rule, routing, worker, outcome.active_experts);
   outcome.routing += outcome.exchange.top_k;
   price_experts(routing, worker, outcome);
 }
@@ -524,6 +526,17 @@ CollectiveCost StepModel::hop(const StepBatch& batch, int stage) const {
   return fabric_.send(stage * gpus, next, Bytes(bytes / (last ? 1 : spec_.plan.tp)));
 }
 
+// What pricing needs to know of a step's rows beside how many tokens chose each expert.
+KeptRows StepModel::kept_rows(const PhaseRule& rule) const {
+  const bool exchanges = spec_.plan.exchanges();
+  if (spec_.capacity->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
+      rule.router->step_slots() > 0 || spec_.shared_expert.is_slot() || shared_experts_travel() ||
+      (exchanges && spec_.counts_locality))
+    return KeptRows::of_each_token;
+  const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
+  return exchanges && follows_copies ? KeptRows::different : KeptRows::none;
+}
+
 // The MoE layers of a batch that are priced by themselves.
 void StepModel::price_layers(const StepInput& input, std::uint64_t step, StepCost& result) {
   const PhaseRule& rule = input.rule;
@@ -533,11 +546,7 @@ void StepModel::price_layers(const StepInput& input, std::uint64_t step, StepCos
   const int layers = range.end - range.first;
   result.samples.clear();
   result.layers.resize(at(all));
-  const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
-  rows.start(input.batch, range.first, range.end,
-             spec_.capacity->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
-                 shared_experts_travel() ||
-                 (spec_.plan.exchanges() && (follows_copies || spec_.counts_locality)));
+  rows.start(input.batch, range.first, range.end, kept_rows(rule));
   const auto price = [&](int first, int last) {
     rows.read(input.rows, first, last);
     for (int layer = first; layer < last; ++layer)

@@ -71,6 +71,8 @@ struct StepModelSpec {
 /// Whether a table has mega_moe_kernel for such experts: nothing else prices it.
 bool has_mega_moe(const StepModelSpec&);
 
+enum class KeptRows;
+
 /// Prices forward steps of one EP group. Per layer:
 ///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
 ///   slowest rank; combine
@@ -129,7 +131,9 @@ class StepModel {
   void price_layer(int moe_layer, const StepInput&, std::uint64_t step, LayerOutcome&);
   LayerRouting route(int moe_layer, const StepInput&, std::uint64_t step, Worker&, LayerOutcome&);
   void place_shared(const LayerRouting&, Worker&, LayerOutcome&) const;
-  Exchange exchange(const PhaseRule&, const LayerRouting&, Worker&, std::int32_t active) const;
+  Exchange exchange(int moe_layer, const PhaseRule&, const LayerRouting&, Worker&,
+                    std::int32_t active) const;
+  KeptRows kept_rows(const PhaseRule&) const;
   void price_experts(const LayerRouting&, Worker&, LayerOutcome&) const;
   Seconds rank_load_gather() const;
   bool shared_experts_travel() const;

@@ -138,14 +138,14 @@ TEST_CASE("every copy that attention sends arrives at an expert's GPU, straight"
   CopyCounter counter;
   LinkTraffic copies;
   const CopyPaths paths{CopyRule::per_gpu, 1, 1, 2};
-  counter.count(placement, {tokens_of_slot, 6, ids}, source, paths, copies);
+  counter.count(placement, {tokens_of_slot, 6, ids, 3}, runs_of(source), paths, copies);
   REQUIRE(copies.gpus() == 6);
   TrafficMatrix expected(6);
   expected.at(0, 2) = expected.at(0, 4) = expected.at(0, 5) = 1;
   expected.at(1, 2) = expected.at(1, 3) = 1;
   CHECK(copies == LinkTraffic(expected, 1));
-  counter.count(placement, {tokens_of_slot, 6, ids}, source, {CopyRule::per_selection, 1, 1, 2},
-                copies);
+  counter.count(placement, {tokens_of_slot, 6, ids, 3}, runs_of(source),
+                {CopyRule::per_selection, 1, 1, 2}, copies);
   CHECK(copies.far_in == std::vector<double>{0, 0, 2, 1, 1, 2});
 }
 

@@ -105,8 +105,8 @@ TEST_CASE("copies are those of a token-by-token count, in one domain and across 
       random_case(static_cast<std::uint64_t>(seed), shape.ranks, shape.moe_tp, shape.domain);
   LinkTraffic copies;
   CopyCounter counter;
-  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids}, c.source,
-                {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
+  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids, c.source.size()},
+                runs_of(c.source), {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
   REQUIRE(copies == LinkTraffic(by_hand(c), c.domain));
 }
 
@@ -126,10 +126,55 @@ TEST_CASE("copies are the same with vector instructions and without, to any numb
   for (const bool vectors : {true, false}) {
     LinkTraffic copies;
     CopyCounter counter(vectors);
-    counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids}, c.source,
-                  {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
+    counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids, c.source.size()},
+                  runs_of(c.source), {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
     CAPTURE(vectors, shape.ranks, draw.k);
     REQUIRE(copies == expected);
+  }
+}
+
+TEST_CASE("tokens that replay the same rows are copied as those with rows of their own") {
+  struct Shape {
+    int ranks, moe_tp, domain;
+  };
+  const auto shape = GENERATE(Shape{4, 1, 4}, Shape{16, 1, 8}, Shape{8, 2, 8}, Shape{72, 1, 72});
+  const bool sole = GENERATE(true, false);
+  const auto rule = GENERATE(CopyRule::per_gpu, CopyRule::per_selection);
+  const Case rows = random_case(11, shape.ranks, shape.moe_tp, shape.domain, {8, 12, true});
+  const std::vector<TokenRun> prompts = runs_of(rows.source);
+  // Every GPU takes some of the prompts, and each several times.
+  Rng rng(12, "test/runs");
+  std::vector<TokenRun> shared;
+  Case each = rows;
+  each.ids.clear();
+  each.source.clear();
+  for (int gpu = 0; gpu < shape.ranks * shape.moe_tp; ++gpu) {
+    for (int i = 0; i < 5; ++i) {
+      TokenRun run = prompts[rng.below(prompts.size())];
+      run.gpu = gpu;
+      shared.push_back(run);
+      const auto ids = std::span(rows.ids).subspan(run.first_row * rows.k, at(run.rows) * rows.k);
+      each.ids.insert(each.ids.end(), ids.begin(), ids.end());
+      each.source.insert(each.source.end(), at(run.rows), gpu);
+    }
+  }
+  REQUIRE(each.source.size() > rows.source.size());
+  each.tokens_of_slot.assign(each.tokens_of_slot.size(), 0);
+  for (const std::uint16_t expert : each.ids) {
+    const auto slots = each.placement.slots_of(expert);
+    ++each.tokens_of_slot[at(slots[sole ? 0 : rng.below(slots.size())])];
+  }
+  const std::int32_t active = active_experts(each.ids);
+  const CopyPaths paths{rule, shape.domain, shape.moe_tp};
+  for (const bool vectors : {true, false}) {
+    CAPTURE(shape.ranks, sole, vectors);
+    CopyCounter counter(vectors);
+    LinkTraffic copies, expected;
+    counter.count(each.placement, {each.tokens_of_slot, active, each.ids, each.source.size()},
+                  runs_of(each.source), paths, expected);
+    counter.count(each.placement, {each.tokens_of_slot, active, rows.ids, rows.source.size()},
+                  shared, paths, copies);
+    CHECK(copies == expected);
   }
 }
 
@@ -147,8 +192,8 @@ TEST_CASE("copies of selections with slots of their own are those of the same sl
   }
   LinkTraffic by_count, by_selection;
   CopyCounter counter;
-  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids}, c.source,
-                {CopyRule::per_gpu, c.domain, c.moe_tp}, by_count);
+  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids, c.source.size()},
+                runs_of(c.source), {CopyRule::per_gpu, c.domain, c.moe_tp}, by_count);
   counter.count(c.placement, slot_of_selection, c.source, {CopyRule::per_gpu, c.domain, c.moe_tp},
                 by_selection);
   CHECK(by_selection == by_count);
@@ -176,10 +221,10 @@ TEST_CASE("per selection a token travels once for each expert, and is forwarded 
     }
   }
   CopyCounter counter;
-  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids}, c.source,
-                {CopyRule::per_selection, c.domain}, selections);
-  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids}, c.source,
-                {CopyRule::per_gpu, shape.first}, shared);
+  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids, c.source.size()},
+                runs_of(c.source), {CopyRule::per_selection, c.domain}, selections);
+  counter.count(c.placement, {c.tokens_of_slot, active_experts(c.ids), c.ids, c.source.size()},
+                runs_of(c.source), {CopyRule::per_gpu, shape.first}, shared);
   CHECK(selections == LinkTraffic(direct, c.domain));
   // Bytes without duplicates are no more than those of pairs.
   for (int gpu = 0; gpu < shape.first; ++gpu) {
@@ -202,8 +247,8 @@ TEST_CASE("a token whose experts share a GPU is sent there once") {
   const std::vector<std::uint16_t> ids{2, 3};
   const std::vector<std::int32_t> source{0};
   LinkTraffic copies;
-  CopyCounter().count(placement, {slots, active_experts(ids), ids}, source, {CopyRule::per_gpu, 8},
-                      copies);
+  CopyCounter().count(placement, {slots, active_experts(ids), ids, 1}, runs_of(source),
+                      {CopyRule::per_gpu, 8}, copies);
   CHECK(copies.near_out == std::vector<double>{1, 0});
   CHECK(copies.near_in == std::vector<double>{0, 1});
 }

@@ -89,8 +89,9 @@ TEST_CASE("oracle seed_math: GPUs that a token of uniform routing visits") {
     LinkTraffic copies;
     CopyCounter().count(
         one_slot_each(row.experts, row.gpus),
-        {tokens_of_slot, static_cast<std::int32_t>(std::set(ids.begin(), ids.end()).size()), ids},
-        std::vector<std::int32_t>(tokens), {CopyRule::per_gpu, row.gpus, 1, 1},
+        {tokens_of_slot, static_cast<std::int32_t>(std::set(ids.begin(), ids.end()).size()), ids,
+         tokens},
+        runs_of(std::vector<std::int32_t>(tokens)), {CopyRule::per_gpu, row.gpus, 1, 1},
         copies);  // from a GPU without experts: no copy stays
     CHECK_THAT(total(copies) / tokens, WithinAbs(expected[row.name].get<double>(), .02));
   }
@@ -149,8 +150,8 @@ TEST_CASE("oracle seed_math: bytes of an all-to-all, with evenly spread experts"
     LinkTraffic copies;
     const auto active = std::ranges::count_if(tokens_of_slot, [](int n) { return n > 0; });
     CopyCounter().count(one_slot_each(gpus, gpus),
-                        {tokens_of_slot, static_cast<std::int32_t>(active), ids}, source,
-                        {CopyRule::per_selection, gpus}, copies);
+                        {tokens_of_slot, static_cast<std::int32_t>(active), ids, source.size()},
+                        runs_of(source), {CopyRule::per_selection, gpus}, copies);
     CHECK(total(copies) * hidden * 2 == table[i]["bytes_one_way"]);
     if (table[i].contains("pairs_remote")) CHECK(total(copies) == table[i]["pairs_remote"]);
   }

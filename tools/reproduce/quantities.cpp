@@ -343,7 +343,7 @@ Json measure_exchange(const ConfigNode& node, TraceLibrary&) {
     for (const auto& [name, rule] : {std::pair("per_selection", CopyRule::per_selection),
                                      std::pair("per_gpu", CopyRule::per_gpu)}) {
       LinkTraffic copies;
-      CopyCounter().count(placement, {of_slot, active, ids}, source,
+      CopyCounter().count(placement, {of_slot, active, ids, at(tokens)}, runs_of(source),
                           {rule, fabric.cluster().scale_up_domain}, copies);
       const double remote = sent_by_all(copies);
       const auto us = [&](const Kernel& kernel) {
