@@ -80,12 +80,16 @@ struct Answer : TuneResult {
 };
 
 Answer answer(const World& world, bool sure, std::size_t most_batches = 1'000'000,
-              std::size_t runners_up = 4) {
+              std::size_t runners_up = 4, double start = 0) {
   const RateLadder ladder(world.rates);
   std::size_t runs = 0, batches = 0;
   std::vector<TunePoint> seen;
-  TuneProblem problem{
-      .bounds = world.bounds, .ladder = ladder, .run = {}, .sure = sure, .runners_up = runners_up};
+  TuneProblem problem{.bounds = world.bounds,
+                      .ladder = ladder,
+                      .run = {},
+                      .sure = sure,
+                      .start = start,
+                      .runners_up = runners_up};
   problem.run = [&](std::span<const TunePoint> points, bool) -> std::optional<std::vector<Trial>> {
     if (batches == most_batches) return std::nullopt;
     ++batches;
@@ -197,6 +201,15 @@ TEST_CASE("a search that wants no runners-up finds as good a best with fewer run
     without += alone.runs;
   }
   CHECK(double(without) < .9 * double(with));
+}
+
+TEST_CASE("a search that begins with too heavy a load finds as good a best") {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    const World world = random_world(seed, true);
+    const double start = world.rates.back();
+    CHECK(answer(world, false, 1'000'000, 0, start).goodput() >= exhaustive(world));
+  }
 }
 
 TEST_CASE("a place that meets the SLO at the top of its bound is tried under more load") {

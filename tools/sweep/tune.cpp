@@ -135,8 +135,11 @@ class Search {
         climb(strongest.place, strongest.rung);
         leave_those_with_a_chance(challengers);
       }
-      // It began too high: down from there, with the place that has most to promise.
-      if (best_goodput() == 0) descend(most_promising, lightest);
+      if (best_goodput() > 0) continue;
+      // It began too high: down from there, with the place that has most to promise. What missed
+      // the load that was too much may still bear more than that place.
+      descend(most_promising, lightest);
+      if (best_goodput() > 0) next = 0;
     }
   }
 
