@@ -32,6 +32,7 @@ assert longer["metrics"]["slo_attainment"] >= .87, longer["metrics"]["slo_attain
 assert best["heavier"]["slo_attainment"] < .98 and best["heavier"]["binds"] in ("capacity", "TPOT", "TTFT"), best["heavier"]
 assert alone["metrics"]["p90_tpot_ms"] == best["metrics"]["p90_tpot_ms"], "run alone it is another"
 assert 8 < best["experts"]["active_experts_mean"] < best["experts"]["uniform_experts_mean"] <= 128, best["experts"]
+assert best["config"]["request_routing"] == "round_robin", "requests go to ranks as the printed commands deal them"
 limits = {"ttft": 300, "tpot": 30}
 for p in plan["best"]:
     for name, limit in limits.items():

@@ -146,6 +146,9 @@ Json base_deployment(const PlanQuestion& question, const MoeModel& model,
                           {"max_num_batched_tokens", usual.chunk},
                           {"max_num_seqs", usual.sequences}};
   config["engine"] = {{"name", question.engine}};
+  // As the engines' routers do. The default balances tokens: where all requests are as long, a rank
+  // on which many end at a time gets as many tokens anew, in more requests. These end together too.
+  config["request_routing"] = "round_robin";
   if (Json dispatch = engine_dispatch(question.engine); !dispatch.is_null())
     config["dispatch"] = std::move(dispatch);
   if (model.experts > 0) {
