@@ -297,7 +297,7 @@ python3 -c 'import json, sys
 config = json.load(open("configs/quick.json")) | {"pools": json.loads(sys.argv[1].split("=", 1)[1])}
 json.dump(config, open(sys.argv[2], "w"))' "$pools" "$work/beside.json"
 refuses "a key beside pools in a file" 'beside.json:/parallel: has no effect, because both pools have their own; leave it out' check "$work/beside.json"
-refuses "an attainment in percent" '--attainment: 90 is out of range; expected a share between 0 and 1; 90 % is 0.9' \
+refuses "an attainment in percent" '--attainment: 90 is out of range; expected a share above 0 and at most 1; 90 % is 0.9' \
   plan --model qwen3_30b_a3b --gpu h100 --tpot 50ms --attainment 90
 refuses "more copies than GPUs" 'replication 100 is out of range; expected 1 to 8, at which each of 8 GPUs holds every expert' \
   replay --trace "$work/trace" --gpus 8 --batch 8 --replication 1,100
@@ -455,6 +455,15 @@ refuses "a store called as a table" 'table.csv: results are kept in a SQLite fil
   sweep configs/quick_sweep.json -o "$work/table.csv"
 [[ ! -e "$work/table.csv" ]] || fail "a refused store was begun"
 refuses "a store without a name" 'the store has no name' sweep configs/quick_sweep.json -o ""
+cp "$config" "$work/own.json"
+refuses "a report over its config" 'CONFIG and -o name one file' run "$work/own.json" -o "$work/own.json"
+cmp -s "$config" "$work/own.json" || fail "a config is lost"
+printf 'SQLite format 3\0' >"$work/kept.sqlite"
+refuses "a report over a store" 'is a store of results' run "$config" -o "$work/kept.sqlite"
+for bad in "--price nan" "--price -1" "--attainment 0" "--attainment nan" "--acceptance nan"; do
+  # shellcheck disable=SC2086
+  refuses "plan $bad" "${bad% *}: .*(out of range|not a number)" plan --model olmoe_1b_7b --gpu h100 --gpus 1 --isl 256 --osl 16 --ttft 1s $bad
+done
 refuses "one file for two outputs" '-o and --profile name one file' run "$config" -o "$work/one" --profile "$work/../$(basename "$work")/one"
 printf '{"base": "%s", "axes": {"/workload/arrivals/rate": [100, 200]}, "set": {"/slo": {"ttft": "1 s"}}}' "$config" >"$work/tune.json"
 refuses "rates without a unit" 'json:/workload/arrivals/rate: expected a (rate|number) with its unit' tune "$work/tune.json"

@@ -6,6 +6,7 @@
 
 #include "tools/analysis/sensitivity.hpp"
 #include "tools/cli/interrupt.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/remarks.hpp"
@@ -118,7 +119,7 @@ Action setup_sensitivity(CLI::App& command) {
       ->capture_default_str();
   command.add_option("--by", options->by, "percent by which a constant may be off")
       ->capture_default_str()
-      ->check(CLI::Range(1.0, 90.0));
+      ->check(a_number(1, 90));
   command
       .add_option("--set", options->overrides,
                   "/json/pointer=value to set in every config; repeatable")

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <string>
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 namespace moesim {
@@ -19,16 +20,30 @@ inline auto at_least_one() {
   };
 }
 
-/// A check of an option that is a share: 90 may be meant as a percentage.
+/// A check of an option that is a number within limits: CLI11's own takes nan for one.
+inline CLI::Validator a_number(double least, double most) {
+  const auto check = [=](const std::string& text) -> std::string {
+    double number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [last, error] = std::from_chars(text.data(), end, number);
+    if (error != std::errc() || last != end) return "\"" + text + "\" is not a number";
+    return number >= least && number <= most
+               ? ""
+               : fmt::format("{} is out of range; expected {:g} to {:g}", text, least, most);
+  };
+  return {check, fmt::format("FLOAT in [{:g} - {:g}]", least, most)};
+}
+
+/// A check of an option that is a share above 0: 90 may be meant as a percentage.
 inline auto a_share() {
   return [](const std::string& text) -> std::string {
     double share = 0;
     const char* const end = text.data() + text.size();
     const auto [last, error] = std::from_chars(text.data(), end, share);
     if (error != std::errc() || (last != end && std::string(last, end) != "%"))
-      return "\"" + text + "\" is not a number; expected a share between 0 and 1";
-    if (last == end && share >= 0 && share <= 1) return "";
-    const std::string limits = text + " is out of range; expected a share between 0 and 1";
+      return "\"" + text + "\" is not a number; expected a share above 0 and at most 1";
+    if (last == end && share > 0 && share <= 1) return "";
+    const std::string limits = text + " is out of range; expected a share above 0 and at most 1";
     return share > 1 && share <= 100 ? limits + fmt::format("; {:g} % is {:g}", share, share / 100)
                                      : limits;
   };

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <utility>
 
 #include <fmt/format.h>
@@ -87,10 +88,25 @@ void forget_unfinished(const char* file) {
   }
 }
 
+// By how every SQLite file begins.
+bool is_store(const std::filesystem::path& file) {
+  constexpr std::string_view magic = "SQLite format 3";
+  std::array<char, magic.size()> begin{};
+  std::ifstream(file, std::ios::binary).read(begin.data(), begin.size());
+  return std::string_view(begin.data(), begin.size()) == magic;
+}
+
 }  // namespace
 
 void require_writable(const std::filesystem::path& file) {
   if (file.empty()) return;
+  if (is_store(file))
+    throw ConfigError(fmt::format(
+        "{}: is a store of results, which would be lost; name another file", file.string()));
+  require_writable_folder(file);
+}
+
+void require_writable_folder(const std::filesystem::path& file) {
   std::error_code error;
   const auto status = std::filesystem::status(file, error);
   if (error && error != std::errc::no_such_file_or_directory) cannot_write(file, error.message());
@@ -102,6 +118,22 @@ void require_writable(const std::filesystem::path& file) {
   if (!std::filesystem::is_directory(folder, error))
     cannot_write(file, fmt::format("{} is not a folder", folder.string()));
   if (::access(folder.c_str(), W_OK | X_OK) != 0) cannot_write(file, std::strerror(errno));
+}
+
+void require_different(std::initializer_list<NamedFile> files) {
+  const auto same = [](const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return a == b || std::filesystem::equivalent(a, b, ignored) ||
+           std::filesystem::weakly_canonical(a, ignored) ==
+               std::filesystem::weakly_canonical(b, ignored);
+  };
+  for (auto one = files.begin(); one != files.end(); ++one) {
+    for (auto other = files.begin(); other != one; ++other) {
+      if (one->file.empty() || !same(one->file, other->file)) continue;
+      throw ConfigError(fmt::format("{} and {} name one file, {}; name two", other->argument,
+                                    one->argument, one->file));
+    }
+  }
 }
 
 std::vector<std::filesystem::path> create_folders_of(const std::filesystem::path& file) {

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,9 +53,20 @@ class RemovedWhenStopped {
   std::string file_;
 };
 
-/// Throws ConfigError if write_file() to `file` could not succeed: asked before long work. Creates
-/// nothing. An empty name is none.
+/// Throws ConfigError if write_file() to `file` could not succeed, or would replace a store of
+/// results: asked before long work. Creates nothing. An empty name is none.
 void require_writable(const std::filesystem::path& file);
+/// The same, where a store may be there already and is added to.
+void require_writable_folder(const std::filesystem::path& file);
+
+/// An argument that names a file, and the file; empty if not given.
+struct NamedFile {
+  std::string_view argument;
+  std::string file;
+};
+/// Throws ConfigError if two arguments name one file, so that what is written would replace the
+/// other.
+void require_different(std::initializer_list<NamedFile>);
 
 /// Throws ConfigError if a name to which endings are added is a folder's or a device's:
 /// "/dev/null", "out/".

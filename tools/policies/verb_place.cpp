@@ -11,6 +11,7 @@
 #include "sim/placement/files/placement_file.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/placement/placement_score.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/policy_options.hpp"
 #include "tools/cli/remarks.hpp"
@@ -171,7 +172,7 @@ Action setup_place(CLI::App& command) {
       command.add_option("--slots", options->slots, "slots of all GPUs together, per layer")
           ->check(CLI::Range(1, 1 << 24));
   command.add_option("--replication", options->replication, "slots per expert (default: 1)")
-      ->check(CLI::Range(1.0, 1e6))
+      ->check(a_number(1, 1e6))
       ->excludes(slots);
   command
       .add_option("--copies", options->copies,

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "sim/replay/replay.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/policy_options.hpp"
 #include "tools/cli/remarks.hpp"
@@ -182,11 +183,11 @@ void add_scoring(CLI::App& command, ReplayOptions& options) {
   command
       .add_option("--weight-time", config.time.weight_time,
                   "time to read one slot's weights, in any unit (1)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(a_number(0, 1e9));
   command
       .add_option("--token-time", config.time.token_time,
                   "time to compute one token, in the same unit (1/206: bf16 on an H200)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(a_number(0, 1e9));
   command.add_option("--capacity", options.capacity,
                      "capacity of an expert, e.g. drop:factor=1.25 (dropless)");
   command.add_option(

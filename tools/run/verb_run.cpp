@@ -547,29 +547,6 @@ OrderedJson intervals_of(const ConfigNode& config) {
   return intervals(config, runs, [&](int finished) { progress.update(finished, runs); });
 }
 
-// An option that names a file to write, and the file; empty if not asked for.
-struct NamedOutput {
-  std::string_view option;
-  std::string file;
-};
-
-// Refuses two options that name one file, of which the later would overwrite the earlier.
-void require_different(std::initializer_list<NamedOutput> files) {
-  const auto same = [](const std::string& a, const std::string& b) {
-    std::error_code ignored;
-    return a == b || std::filesystem::equivalent(a, b, ignored) ||
-           std::filesystem::weakly_canonical(a, ignored) ==
-               std::filesystem::weakly_canonical(b, ignored);
-  };
-  for (auto one = files.begin(); one != files.end(); ++one) {
-    for (auto other = files.begin(); other != one; ++other) {
-      if (one->file.empty() || !same(one->file, other->file)) continue;
-      throw ConfigError(fmt::format("{} and {} name one file, {}; name two", other->option,
-                                    one->option, one->file));
-    }
-  }
-}
-
 // What is written of one run.
 void refuse_options_of_one_run(const RunOptions& options) {
   const std::pair<const char*, bool> of_one_run[] = {
@@ -666,7 +643,8 @@ int run_experiment(const RunOptions& options) {
   for (const auto& file : {options.report, options.profile, options.requests}) {
     require_writable(file);
   }
-  require_different({{"-o", options.report},
+  require_different({{"CONFIG", options.experiment.config},
+                     {"-o", options.report},
                      {"--profile", options.profile},
                      {"--requests", options.requests},
                      {"--steps", options.steps},

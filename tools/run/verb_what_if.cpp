@@ -129,7 +129,10 @@ std::string figures_text(const Report& before, const Report& after) {
   for (const Metric* figure : figures) {
     const auto a = figure->value(before), b = figure->value(after);
     if (!a && !b) continue;
-    table.add({std::string(figure->label), a ? number_text(*a) : "-", b ? number_text(*b) : "-",
+    const std::string_view unit = figure->key().unit;
+    const std::string label =
+        unit.empty() ? std::string(figure->label) : fmt::format("{}, {}", figure->label, unit);
+    table.add({label, a ? number_text(*a) : "-", b ? number_text(*b) : "-",
                a && b ? ratio_text(*a, *b) : ""});
   }
   table.add({"state", before.measurement.state, after.measurement.state, ""});

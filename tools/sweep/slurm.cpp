@@ -63,7 +63,7 @@ std::string submit(const std::vector<std::string>& options, const fs::path& scri
 SlurmJobs submit_to_slurm(const fs::path& program, const fs::path& config, const fs::path& store,
                           const SlurmOptions& options) {
   const fs::path output = fs::absolute(store);
-  require_writable(output);
+  require_writable_folder(output);
   SlurmJobs jobs;
   jobs.folder = output;
   jobs.folder += ".slurm";

@@ -222,6 +222,7 @@ int say_stopped(const SloResult& result, const TuneOptions& options) {
 
 int run(const TuneOptions& options) {
   require_writable(options.report);
+  require_different({{"CONFIG", options.config}, {"-o", options.report}});
   const ConfigNode file = ConfigNode::from_file(options.config);
   const Sweep sweep = expand_sweep(file);
   Grid grid = read_grid(sweep, file);
