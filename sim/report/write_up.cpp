@@ -943,7 +943,10 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
   const bool at_once = requests.size() > 1 && arrivals == 0;
   if (at_once) state = "offline";
   if (window == Window::whole) state = "too_short";
-  if (growth > overload || (growth > rising && rises(waits_by_quarter(requests))))
+  // A quarter of a few requests tells nothing.
+  constexpr std::size_t telling = 16;
+  if (requests.size() >= telling &&
+      (growth > overload || (growth > rising && rises(waits_by_quarter(requests)))))
     state = "overloaded";
   return {
       .window = windows[std::size_t(window)],

@@ -2,6 +2,8 @@
 // Is what a run measures that of a stretch long enough, and does the report say when it is not?
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -94,6 +96,8 @@ TEST_CASE("a run says whether it kept up with what arrived") {
   const std::string above = fmt::format("{} /s", 1.08 * most);
   const OrderedJson slow = run(load_tiny(poisson(above.c_str(), 4000))).document()["measurement"];
   CHECK(slow["state"] == "overloaded");
+  // Five requests tell of no queue.
+  CHECK(run(load_tiny(poisson("200000 /s", 5))).document()["measurement"]["state"] != "overloaded");
   // A client that waits for an answer before asking again cannot ask for too much.
   const OrderedJson closed = two_groups(960)["measurement"];
   CHECK(closed["offered_request_rate"].is_null());

@@ -12,6 +12,7 @@
 #include <spdlog/spdlog.h>
 
 #include "hardware/shipped.hpp"
+#include "sim/placement/placement.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/launch.hpp"
 #include "tools/cli/named_files.hpp"
@@ -237,6 +238,19 @@ std::string rate_or_dash(const std::vector<std::optional<double>>& rates, std::s
   return i < rates.size() && rates[i] ? fmt::format("{:.4g}", *rates[i]) : "-";
 }
 
+// Slots per expert: an EP group has as many slots on each rank.
+double copies_of(const PlannedDeployment& chosen, int experts) {
+  const int ranks = chosen.decode.parallel.ep;
+  return double(ranks) * slots_for_replication(experts, ranks, chosen.replication) / experts;
+}
+
+int gpus_of(const PlannedDeployment& chosen) {
+  const auto of_group = [](const PlannedGroup& group) {
+    return group.instances * group.parallel.gpus();
+  };
+  return of_group(chosen.decode) + (chosen.prefill ? of_group(*chosen.prefill) : 0);
+}
+
 std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const Asked& asked,
                      bool by_energy) {
   Table table({"", "copies", "routing", "chunk", "seqs", "req/s", "met", "+5 %", "uniform",
@@ -247,7 +261,8 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
     const std::string number = std::to_string(i + 1);
     const PlannedDeployment chosen = choices_of(run);
     const bool dense = asked.search.model.experts == 0;
-    table.add({number, dense ? "-" : number_text(chosen.replication), chosen.routing(),
+    table.add({number, dense ? "-" : number_text(copies_of(chosen, asked.search.model.experts)),
+               chosen.routing(),
                std::to_string(chosen.chunk), std::to_string(chosen.sequences),
                run.rate.substr(0, run.rate.find(' ')), percent(run.trial.attainment),
                run.heavier ? percent(run.heavier->attainment) : "-", rate_or_dash(plan.uniform, i),
@@ -256,7 +271,9 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
                by_energy ? joules_text(run) : cost(run, asked)});
     const std::string busy = busy_text(run);
     const bool drafts = choices_in(asked.search.base).drafts > 0;
-    names += wrapped(fmt::format("{}: {}{}; {} binds{}", number, chosen.shape(),
+    const int gpus = gpus_of(chosen), all = asked.search.cluster.gpus();
+    names += wrapped(fmt::format("{}: {}{}{}; {} binds{}", number, chosen.shape(),
+                                 gpus < all ? fmt::format(", {} of {} GPUs", gpus, all) : "",
                                  drafts ? ", " + chosen.drafts_text() : "", limit_text(run),
                                  busy.empty() ? "" : "; " + busy),
                      100, 3) +
@@ -277,8 +294,9 @@ std::string legend(bool by_energy) {
              "The best ran under "
              "three seeds of arrivals and routing, and so did the best of the other kind unless it "
              "sustains less than half. The others ran under one. met: "
-             "requests within the limits, in the mean of the seeds. +5 %: met under 5 % more "
-             "load. " +
+             "requests within the limits, in the mean of the seeds. Latencies are of the first "
+             "seed; another one may set the load. +5 %: met under 5 % more load, the least of the "
+             "seeds that ran under it. " +
              (by_energy ? "J/token: what the GPUs draw, over output tokens. "
                         : "$/M: a million output tokens. ") +
              "In brackets: what is left to the limit.") +
@@ -799,7 +817,7 @@ void add_engine(CLI::App& command, PlanOptions& options) {
       ->capture_default_str();
   command
       .add_option("--acceptance", options.acceptance, "the share of draft tokens that are accepted")
-      ->check(CLI::Range(0., 1.))
+      ->check(a_number(0, 1))
       ->capture_default_str();
   std::vector<std::string> engines(engine_names().begin(), engine_names().end());
   engines.emplace_back("none");
@@ -822,7 +840,7 @@ void add_answer(CLI::App& command, PlanOptions& options) {
   command
       .add_option("--price", options.price,
                   "dollars per GPU and hour (default: that of the GPU's file)")
-      ->check(CLI::Range(0., 1e6));
+      ->check(a_number(0, 1e6));
   command.add_option("--seed", question.seed, "seed of arrivals and synthetic routing")
       ->capture_default_str();
   command
