@@ -262,8 +262,7 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
     const PlannedDeployment chosen = choices_of(run);
     const bool dense = asked.search.model.experts == 0;
     table.add({number, dense ? "-" : number_text(copies_of(chosen, asked.search.model.experts)),
-               chosen.routing(),
-               std::to_string(chosen.chunk), std::to_string(chosen.sequences),
+               chosen.routing(), std::to_string(chosen.chunk), std::to_string(chosen.sequences),
                run.rate.substr(0, run.rate.find(' ')), percent(run.trial.attainment),
                run.heavier ? percent(run.heavier->attainment) : "-", rate_or_dash(plan.uniform, i),
                margin(run, metric("p90_ttft_ms"), "ttft"),
