@@ -460,6 +460,8 @@ refuses "a report over its config" 'CONFIG and -o name one file' run "$work/own.
 cmp -s "$config" "$work/own.json" || fail "a config is lost"
 printf 'SQLite format 3\0' >"$work/kept.sqlite"
 refuses "a report over a store" 'is a store of results' run "$config" -o "$work/kept.sqlite"
+mkfifo "$work/fifo"
+refuses "a report into a pipe" 'not a regular file' run "$config" -o "$work/fifo"
 for bad in "--price nan" "--price -1" "--attainment 0" "--attainment nan" "--acceptance nan"; do
   # shellcheck disable=SC2086
   refuses "plan $bad" "${bad% *}: .*(out of range|not a number)" plan --model olmoe_1b_7b --gpu h100 --gpus 1 --isl 256 --osl 16 --ttft 1s $bad

@@ -100,10 +100,10 @@ bool is_store(const std::filesystem::path& file) {
 
 void require_writable(const std::filesystem::path& file) {
   if (file.empty()) return;
+  require_writable_folder(file);  // first: reading what is no regular file may never end
   if (is_store(file))
     throw ConfigError(fmt::format(
         "{}: is a store of results, which would be lost; name another file", file.string()));
-  require_writable_folder(file);
 }
 
 void require_writable_folder(const std::filesystem::path& file) {
