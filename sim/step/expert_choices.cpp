@@ -94,6 +94,22 @@ void StepRows::take(const RowRange& range, int gpu) {
   }
 }
 
+// Rows of a rank's tokens, cut where the next of its GPUs begins.
+void StepRows::take_by_shares(std::span<const RowRange> ranges, std::int64_t tokens, int gpu) {
+  const std::int64_t shares = plan_.tp;
+  std::int64_t taken = 0;
+  for (RowRange range : ranges) {
+    for (std::int32_t left = range.count; left > 0; left -= range.count) {
+      const std::int64_t share = taken * shares / tokens;
+      const std::int64_t end_of_share = ((share + 1) * tokens + shares - 1) / shares;
+      range.count = static_cast<std::int32_t>(std::min<std::int64_t>(left, end_of_share - taken));
+      take(range, gpu + static_cast<int>(share));
+      range.first_row += range.count;
+      taken += range.count;
+    }
+  }
+}
+
 void StepRows::find_rows(const StepBatch& batch) {
   tokens_ = 0;
   tokens_of_gpu_.assign(at(plan_.attention_gpus()), 0.0);
@@ -107,25 +123,16 @@ void StepRows::find_rows(const StepBatch& batch) {
   for (std::size_t first = 0, end = 0; first < ranges.size(); first = end) {
     const std::int32_t rank = ranges[first].rank;
     while (end < ranges.size() && ranges[end].rank == rank) ++end;
+    const auto of_rank = ranges.subspan(first, end - first);
+    const int gpu = rank * plan_.tp;
     // With tensor parallelism every GPU of the rank dispatches its share of the tokens, or each
     // dispatches all of them.
-    const std::int64_t shares = plan_.moe_sequence_parallel ? plan_.tp : 1;
-    const std::int64_t of_rank = batch.ranks[at(rank)].tokens;
+    if (plan_.moe_sequence_parallel && plan_.tp > 1) {
+      take_by_shares(of_rank, batch.ranks[at(rank)].tokens, gpu);
+      continue;
+    }
     for (int copy = 0; copy < plan_.times_sent(); ++copy) {
-      std::int64_t in_rank = 0;
-      for (RowRange range : ranges.subspan(first, end - first)) {
-        for (std::int32_t left = range.count; left > 0; left -= range.count) {
-          std::int64_t share = 0, of_share = left;
-          if (shares > 1) {
-            share = in_rank * shares / of_rank;
-            of_share = ((share + 1) * of_rank + shares - 1) / shares - in_rank;
-          }
-          range.count = static_cast<std::int32_t>(std::min<std::int64_t>(left, of_share));
-          take(range, rank * plan_.tp + copy + static_cast<int>(share));
-          range.first_row += range.count;
-          in_rank += range.count;
-        }
-      }
+      for (const RowRange& range : of_rank) take(range, gpu + copy);
     }
   }
   // Where nothing is shared, longer runs count faster.

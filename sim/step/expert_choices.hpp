@@ -60,6 +60,7 @@ class StepRows {
  private:
   void find_rows(const StepBatch&);
   void take(const RowRange&, int gpu);
+  void take_by_shares(std::span<const RowRange>, std::int64_t tokens, int gpu);
   void join_runs();
   void carry(std::size_t first, std::size_t layers);
 
