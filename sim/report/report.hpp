@@ -92,7 +92,7 @@ struct MeasurementStats {
   double begin_s = 0, end_s = 0;
   std::optional<double> offered_request_rate;
   double served_request_rate = 0;
-  double ttft_growth = 0;                     ///< s/s
+  double ttft_growth = 0, tpot_growth = 0;    ///< s/s
   std::optional<AttainmentAlong> attainment;  ///< where there are objectives and enough requests
 };
 

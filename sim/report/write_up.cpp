@@ -823,6 +823,19 @@ double mean_ttft(std::span<const RequestLife> requests) {
   return ratio(sum, double(served));
 }
 
+// The mean TPOT, in seconds, of those of them that have one.
+double mean_tpot(std::span<const RequestLife> requests) {
+  double sum = 0;
+  std::int64_t served = 0;
+  for (const RequestLife& request : requests) {
+    if (request.state != RequestLife::State::finished || request.output_tokens <= 1) continue;
+    sum += to_seconds(request.last_token - request.first_token).count() /
+           double(request.output_tokens - 1);
+    ++served;
+  }
+  return ratio(sum, double(served));
+}
+
 // By how much more requests arrive than can be served: of each second between two arrivals that
 // share of a second is added to the wait. From the first to the last quarter of the requests.
 double queue_growth(std::span<const RequestLife> requests) {
@@ -849,10 +862,11 @@ bool rises(const std::array<double, 4>& waits) {
          waits.back() >= 2 * waits.front();
 }
 
-// Seconds by which the wait for a first token grows in a second, from the first quarter of these
-// requests to the last. 0 where that may be chance: below three standard errors, by four stretches
-// of each quarter.
-double ttft_growth(std::span<const RequestLife> requests) {
+// Seconds by which a mean latency grows in a second, from the first quarter of these requests to
+// the last. 0 where that may be chance: below three standard errors, by four stretches of each
+// quarter.
+double growth_of(double (*mean_latency)(std::span<const RequestLife>),
+                 std::span<const RequestLife> requests) {
   constexpr std::size_t stretches = 16, of_quarter = stretches / 4;
   constexpr double sure = 3;
   const std::size_t length = requests.size() / stretches;
@@ -860,9 +874,9 @@ double ttft_growth(std::span<const RequestLife> requests) {
   const auto quarter = [&](std::size_t first) {
     double sum = 0, squares = 0;
     for (std::size_t i = first; i < first + of_quarter; ++i) {
-      const double wait = mean_ttft(requests.subspan(i * length, length));
-      sum += wait;
-      squares += wait * wait;
+      const double latency = mean_latency(requests.subspan(i * length, length));
+      sum += latency;
+      squares += latency * latency;
     }
     const double mean = sum / of_quarter;
     return std::pair(mean, std::max(0., squares / of_quarter - mean * mean) / (of_quarter - 1));
@@ -943,20 +957,21 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
   const bool at_once = requests.size() > 1 && arrivals == 0;
   if (at_once) state = "offline";
   if (window == Window::whole) state = "too_short";
+  const std::span<const RequestLife> measured = measured_of(requests, {totals.begin, totals.end});
   // A quarter of a few requests tells nothing.
   constexpr std::size_t telling = 16;
   if (requests.size() >= telling &&
       (growth > overload || (growth > rising && rises(waits_by_quarter(requests)))))
     state = "overloaded";
-  return {
-      .window = windows[std::size_t(window)],
-      .state = state,
-      .begin_s = to_seconds(totals.begin).count(),
-      .end_s = to_seconds(totals.end).count(),
-      .offered_request_rate = closed || at_once ? std::nullopt : std::optional(offered),
-      .served_request_rate = served,
-      .ttft_growth = closed ? 0 : ttft_growth(measured_of(requests, {totals.begin, totals.end})),
-      .attainment = attainment_along(e, {totals.begin, totals.end}, requests)};
+  return {.window = windows[std::size_t(window)],
+          .state = state,
+          .begin_s = to_seconds(totals.begin).count(),
+          .end_s = to_seconds(totals.end).count(),
+          .offered_request_rate = closed || at_once ? std::nullopt : std::optional(offered),
+          .served_request_rate = served,
+          .ttft_growth = closed ? 0 : growth_of(mean_ttft, measured),
+          .tpot_growth = growth_of(mean_tpot, measured),
+          .attainment = attainment_along(e, {totals.begin, totals.end}, requests)};
 }
 
 PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {

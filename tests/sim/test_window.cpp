@@ -109,5 +109,29 @@ TEST_CASE("a run says whether it kept up with what arrived") {
   CHECK(offline["state"] == "offline");
 }
 
+TEST_CASE("TPOT grows from that of the first rate of arrivals to that of the last") {
+  const auto report_at = [](const Json& rate, int requests) {
+    Json load = poisson("1 /s", requests);
+    load["workload"]["arrivals"]["rate"] = rate;
+    load["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 4}, {"output", 30}};
+    return run(load_tiny(load)).document();
+  };
+  const auto tpot = [](const OrderedJson& report) {
+    return report["metrics"]["mean_tpot_ms"].get<double>() / 1e3;
+  };
+  const OrderedJson calm = report_at("1000 /s", 4000), busy = report_at("3000 /s", 4000);
+  CHECK(calm["measurement"]["tpot_growth"] == 0);
+  // A thousand requests in a second, then three thousand in one: the middles of the first and the
+  // last quarter are 1/2 s after the begin and 1/6 s before the end.
+  const Json rates{{{"rate", "1000 /s"}, {"until", "1 s"}}, {{"rate", "3000 /s"}}};
+  const OrderedJson both = report_at(rates, 4000)["measurement"];
+  CHECK(both["state"] == "stable");
+  CHECK_THAT(both["tpot_growth"].get<double>(),
+             WithinRel((tpot(busy) - tpot(calm)) / (2 - 1. / 2 - 1. / 6), .15));
+  // Where rates fall, TPOT falls.
+  const Json falling{{{"rate", "3000 /s"}, {"until", "1 s"}}, {{"rate", "1000 /s"}}};
+  CHECK(report_at(falling, 4000)["measurement"]["tpot_growth"] == 0);
+}
+
 }  // namespace
 }  // namespace moesim::test_window

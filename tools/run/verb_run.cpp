@@ -138,7 +138,7 @@ std::string abandoned(const Metrics& metrics) {
 }
 
 // Whether throughput is that of a steady state, and how much was asked for.
-std::string state_of(const MeasurementStats& measurement) {
+std::string state_of(const MeasurementStats& measurement, const Summary& tpot) {
   const std::optional<double>& offered = measurement.offered_request_rate;
   const std::string& state = measurement.state;
   const std::string load = offered ? fmt::format("offered {} /s", fixed_text(offered, 2))
@@ -147,6 +147,13 @@ std::string state_of(const MeasurementStats& measurement) {
   std::string text =
       fmt::format("{}, served {} /s: ", load, fixed_text(measurement.served_request_rate, 2));
   if (state == "stable") text += "STABLE";
+  // The load of one part of a run is by chance some percent above that of another.
+  constexpr double telling = 0.1;
+  const double grown_ms = 1e3 * measurement.tpot_growth * (measurement.end_s - measurement.begin_s);
+  if (state == "stable" && grown_ms > telling * tpot.mean) {
+    text += fmt::format(", but TPOT grows by {} ms a second. Raise /workload/requests.",
+                        number_text(1e3 * measurement.tpot_growth));
+  }
   if (state == "overloaded")
     text += "OVERLOADED: the wait for a first token grows without end. Lower the load.";
   if (state == "unsteady") {
@@ -495,7 +502,7 @@ std::string summary(const Report& report, const Deployment& e) {
       "requests/s\n{}\n",
       m.completed, m.rejected, abandoned(m), m.duration_s, m.total_token_throughput,
       m.output_throughput, m.tokens_per_s_per_gpu, m.request_throughput,
-      state_of(report.measurement) + slo_of(report));
+      state_of(report.measurement, m.tpot) + slo_of(report));
   text += latency_table(m) + class_table(report, e) + step_table(report.pool) +
           pool_text(report.pool, e);
   text += sessions_of(report) + prefixes_of(report.pool.kv) + tiers_of(report.pool);
