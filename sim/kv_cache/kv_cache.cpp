@@ -534,7 +534,8 @@ std::int32_t KvCache::take_oldest() {
     return static_cast<std::int32_t>(pool_.size() - 1);
   }
   const std::int32_t oldest = at(ring_end).newer;
-  if (std::exchange(at(oldest).cached, false)) {
+  if (at(oldest).cached) {
+    at(oldest).cached = false;
     forget(oldest);
     if (below_.tier != nullptr && !at(oldest).stays &&
         below_.tier->takes_leaving(at(oldest).hash, at(oldest).hits))
@@ -554,7 +555,11 @@ void KvCache::let_go(std::int32_t block) {
 
 // The far end first, which is then forgotten first.
 void KvCache::let_go_all(std::span<const std::int32_t> blocks) {
-  std::for_each(blocks.rbegin(), blocks.rend(), [this](std::int32_t block) { let_go(block); });
+  constexpr std::size_t ahead = 8;
+  for (std::size_t b = blocks.size(); b-- > 0;) {
+    if (b >= ahead) __builtin_prefetch(&at(blocks[b - ahead]));
+    let_go(blocks[b]);
+  }
 }
 
 // The free list is a ring through its end, whose `newer` is the oldest.

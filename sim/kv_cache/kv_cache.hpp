@@ -153,16 +153,17 @@ class KvCache {
  private:
   friend class KvPlan;
 
-  struct Block {
+  // Half a line of a CPU's cache: most blocks that are looked at come from far memory.
+  struct alignas(32) Block {
     BlockHash hash = 0;
-    bool cached = false;
     std::int32_t holders = 0;
     std::int32_t older = 0, newer = 0;  // neighbours in the free list
     std::int32_t next_copy = 0;         // the next block to be full of the same tokens; 0 = none
     std::int32_t follower = 0;          // behind it in the last request that had both; 0 = none
-    bool first_copy = false;            // of those full of the same tokens
-    std::int32_t hits = 0;              // by requests since it was filled; counted above a tier
-    bool stays = false;                 // tiers are not given it: a reply that no prompt holds yet
+    std::int32_t hits : 29 = 0;         // by requests since it was filled; counted above a tier
+    bool cached : 1 = false;
+    bool first_copy : 1 = false;  // of those full of the same tokens
+    bool stays : 1 = false;       // tiers are not given it: a reply that no prompt holds yet
   };
   // The blocks that a request holds of one group, in order, from the first that its window sees.
   struct Held {
