@@ -447,7 +447,11 @@ ConfigNode ConfigReader::child(std::string_view key) {
     return value(key, found, json_or_text(found->by_default.text));
   }
   known_.emplace(key);
-  if (!has(key)) node_.fail(fmt::format("\"{}\" is missing", key));
+  if (!has(key)) {
+    const std::string meaning =
+        found == nullptr || found->meaning.empty() ? "" : fmt::format(" ({})", found->meaning);
+    node_.fail(fmt::format("\"{}\" is missing{}", key, meaning));
+  }
   return value(key, found, {});
 }
 

@@ -285,6 +285,8 @@ refuses "unknown verb" 'no verb "fly"; one of: run, ' fly
 refuses "a misspelt verb" 'no verb "rum"; did you mean "run"\?' rum "$config"
 refuses "a file for a verb" 'good.json is a file; to simulate it: moesim run .*good.json' "$config"
 refuses "unknown option" "bogus" run "$config" --bogus
+refuses "a misspelt option" 'moesim run has no --outptu; did you mean --output\?' run "$config" --outptu=x
+refuses "a misspelt option that is required" 'moesim plan has no --modle; did you mean --model\?' plan --modle qwen3_30b_a3b
 refuses "two changes after one --set" 'write --set again before the next: --set /seed=2' run "$config" --set /seed=1 /seed=2
 refuses "a change in two words" '--set lengths: expected /pointer=value in one word' run "$config" --set lengths 2k
 ln -s "$PWD/models/zoo/gpt_oss_20b.json" "$work/here.json"
@@ -318,6 +320,7 @@ set_refused '/cluster="a100"' "a family of clusters" 'no cluster is called "a100
 set_refused '/cluster=h100x9' "an unknown cluster" 'cluster: no file and no cluster is called "h100x9"; did you mean "h100x8"\?.*moesim list clusters'
 set_refused '/model=Qwen/Qwen3-30B-A3' "an unknown model" 'model: no file and no model is called .*did you mean "qwen3_30b_a3b"'
 set_refused '/cluster=none.json' "a cluster's file that is not there" 'none.json: no such file'
+set_refused '/workload/arrivals={"type":"poisson"}' "a missing key" '"rate" is missing \(requests per second: one rate, or spans\)'
 set_refused '/placement/replicaton=1.5' "unknown key" 'good.json:/placement: unknown key "replicaton"; did you mean "replication"'
 set_refused '/token_routing/decode="metor"' "unknown policy" 'did you mean "metro"\? one of: '
 set_refused '/workload/arrivals/rate=12' "a number without a unit" 'good.json:/workload/arrivals/rate: .*unit'

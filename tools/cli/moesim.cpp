@@ -144,6 +144,25 @@ void refuse_change_without_set(int argc, char** argv) {
   }
 }
 
+// An option that the verb does not have, where another is called nearly so.
+void refuse_unknown_option(const CLI::App& command, int argc, char** argv) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
+  }
+  for (int i = 2; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (!word.starts_with("--")) continue;
+    const std::string_view name = word.substr(2, word.find('=') - 2);
+    if (std::ranges::find(names, name) != names.end()) continue;
+    const std::string_view nearest =
+        nearest_name(name, std::vector<std::string_view>(names.begin(), names.end()));
+    if (nearest.empty()) return;
+    throw ConfigError(fmt::format("moesim {} has no --{}; did you mean --{}?", command.get_name(),
+                                  name, nearest));
+  }
+}
+
 // "help" and "help VERB", as "--help" and "VERB --help".
 std::vector<char*> with_help_as_option(int argc, char** argv) {
   static char option[] = "--help";
@@ -174,6 +193,8 @@ int main_with_errors(std::vector<char*> words) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
       refuse_change_without_set(argc, argv);
+    for (const CLI::App* command : app.get_subcommands())
+      refuse_unknown_option(*command, argc, argv);
     const std::string verb = argc > 1 && argv[1][0] != '-' ? fmt::format(" {}", argv[1]) : "";
     fmt::print(stderr, "moesim: {} (see moesim{} --help)\n", visible(one_line(error.what())), verb);
     return 2;

@@ -491,7 +491,22 @@ std::string grounds_of(const StepCost& cost) {
     const double of_step = share[at(evidence)];
     if (of_step > 0) text += fmt::format("{}: {:.1f} % of the step\n", meaning, 100 * of_step);
   }
-  return text.empty() ? text : "\n" + text;
+  return text;
+}
+
+/// What the bounds mean that are no part of a GPU, where an operation has one.
+std::string bounds_of(const ExplainedStep& step) {
+  constexpr std::array meanings{
+      std::pair{Resource::launch,
+                "launch: kernels take more than half of the time to begin and end"},
+      std::pair{Resource::latency, "latency: messages without bytes would take most of the time"}};
+  std::string text;
+  for (const auto& [bound, meaning] : meanings) {
+    if (std::ranges::find(step.operations, bound, &ExplainedOperation::bound) !=
+        step.operations.end())
+      text += fmt::format("{}\n", meaning);
+  }
+  return text;
 }
 
 // " of 189 decodes and 8192 prompt tokens a rank".
@@ -575,6 +590,7 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
       balance(gpu, Precision::bf16, Precision::bf16),
       e.ffn_cluster ? fmt::format("{} at ", e.ffn_cluster->gpu.name) : "",
       balance(e.expert_cluster().gpu, e.precision.experts, e.precision.activations)));
+  const std::string notes = grounds_of(step.cost) + bounds_of(step);
   return fmt::format(
       "one {} step{}{}: {:.3f} ms\n"
       "times and work are those of the slowest rank at each barrier. Link MB are of the mean "
@@ -584,7 +600,7 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
       to_text(active_experts(step, e), e.model) + hidden_text(step.cost) +
           afd_text(step.cost, e.parallel),
       balances, table.text(), held_up_text(held_up(step, e)),
-      grounds_of(step.cost) + tiers_text(e));
+      (notes.empty() ? notes : "\n" + notes) + tiers_text(e));
 }
 
 int explain_steps(const ExplainOptions& options) {
