@@ -553,7 +553,8 @@ void KvCache::let_go(std::int32_t block) {
   if (--at(block).holders == 0) append_free(block);
 }
 
-// The far end first, which is then forgotten first.
+// The far end first, which is then forgotten first. Blocks are asked for ahead: most come from far
+// memory.
 void KvCache::let_go_all(std::span<const std::int32_t> blocks) {
   constexpr std::size_t ahead = 8;
   for (std::size_t b = blocks.size(); b-- > 0;) {
