@@ -409,6 +409,12 @@ few_recordings && fail "recordings for all requests in flight: a warning"
   fail "what-if --engine: $(cat "$work/err")"
 sed -e 's/"type": "chunked_prefill", //' -e 's/"seed": 1/"engine": {"name": "vllm"}, "seed": 1/' "$work/good.json" >"$work/no_scheduler.json"
 "$moesim" what-if "$work/no_scheduler.json" --engine sglang >"$work/out" 2>"$work/err" || fail "what-if --engine, no scheduler named: $(cat "$work/err")"
+# METRO changes the dispatch only where not all choices are known.
+sed 's/"decode": "metro"/"decode": "even"/; s/{"type": "all_gather"}/"ids_all_gather"/' "$work/good.json" >"$work/even.json"
+"$moesim" what-if "$work/even.json" --metro --json >"$work/out" 2>/dev/null || fail "what-if --metro"
+grep -q '/token_routing/decode' "$work/out" && ! grep -q '/dispatch' "$work/out" || fail "what-if --metro changes a dispatch that tells all choices"
+sed 's/"ids_all_gather"/"all_to_all"/' "$work/even.json" >"$work/apart.json"
+"$moesim" what-if "$work/apart.json" --metro --json 2>/dev/null | grep -q '/dispatch/decode' || fail "what-if --metro, all-to-all"
 sed 's/"scheduling": {[^}]*}/"scheduling": "chunked_prefill"/' "$work/good.json" >"$work/named_scheduler.json"
 refuses "what-if --engine, a scheduler by its name alone" '/scheduling: "max_num_batched_tokens" is missing' what-if "$work/named_scheduler.json" --engine sglang
 

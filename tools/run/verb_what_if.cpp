@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_invoke.h>
 
+#include "hardware/at.hpp"
 #include "sim/engines/serving_engine.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
@@ -38,6 +39,14 @@ int experts_of(const ConfigNode& config) {
   return load_experiment(config, traces).decode().model.experts;
 }
 
+// Whether decode steps tell every GPU the choices of all tokens.
+bool decodes_give_counts(const ConfigNode& config) {
+  TraceLibrary traces;
+  const Experiment experiment = load_experiment(config, traces);
+  const std::vector<PhaseSpec>& phases = experiment.decode().phases;  // of a dense model: none
+  return !phases.empty() && phases[at(StepKind::decode)].dispatch->gives_global_counts();
+}
+
 void add_copies(Json& config, int redundant, int experts) {
   if (experts == 0) throw ConfigError("--redundant: the model has no experts");
   Json& group = decoders(config);
@@ -56,8 +65,10 @@ void add_copies(Json& config, int redundant, int experts) {
   placement["replication"] = 1 + double(redundant) / experts;
 }
 
-void route_by_metro(Json& config) {
+// METRO needs the choices of the whole group. A dispatch that tells them stays as it is.
+void route_by_metro(Json& config, bool counts_are_given) {
   config["token_routing"]["decode"] = "metro";
+  if (counts_are_given) return;
   decoders(config)["dispatch"]["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
 }
 
@@ -97,7 +108,7 @@ ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options) {
   if (!options.engine.empty()) change_engine(config, *find_engine(options.engine));
   if (!options.ep.empty()) spread_experts(config, options.ep == "on");
   if (options.redundant >= 0) add_copies(config, options.redundant, experts_of(base));
-  if (options.metro) route_by_metro(config);
+  if (options.metro) route_by_metro(config, decodes_give_counts(base));
   for (const std::string& change : options.experiment.overrides) apply_override(config, change);
   for (const std::string& change : options.experiment.overrides)
     refuse_change_beside_pools(config, change);
@@ -245,7 +256,9 @@ Action setup_what_if(CLI::App& command) {
       ->check(CLI::Range(0, 1 << 16));
   command.add_option("--ep", options->ep, "expert parallelism of the groups that decode")
       ->check(CLI::IsMember({"on", "off"}));
-  command.add_flag("--metro", options->metro, "METRO routes the decodes' tokens");
+  command.add_flag("--metro", options->metro,
+                   "METRO routes the decodes' tokens; by all-gather, if the dispatch does not tell "
+                   "all choices");
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(
       "Runs CONFIG as it is and changed, under the same seed. Prints both in two columns, with "
