@@ -246,7 +246,7 @@ const std::vector<Field<MeasurementStats>>& fields_of(const MeasurementStats*) {
                "growth of TTFT from the first quarter of the requests to the last, 0 if it may be "
                "chance",
                "s/s")
-          .add("tpot_growth", &S::tpot_growth, "growth of TPOT, told likewise", "s/s")
+          .add("tpot_growth", &S::tpot_growth, "growth of TPOT, as that of TTFT", "s/s")
           .add_if_any("attainment", &S::attainment, "");
   return rows;
 }

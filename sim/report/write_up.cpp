@@ -811,30 +811,31 @@ std::vector<OutageStats> failures_of(const PoolRun& pool, Time now) {
   return failures;
 }
 
-// The mean TTFT, in seconds, of these requests; as far as they got a token.
-double mean_ttft(std::span<const RequestLife> requests) {
-  double sum = 0;
-  std::int64_t served = 0;
-  for (const RequestLife& request : requests) {
-    if (request.state != RequestLife::State::finished) continue;
-    sum += to_seconds(request.first_token - request.arrival).count();
-    ++served;
-  }
-  return ratio(sum, double(served));
+// Seconds of a request that finished.
+double ttft_of(const RequestLife& request) {
+  return to_seconds(request.first_token - request.arrival).count();
+}
+double tpot_of(const RequestLife& request) {
+  return to_seconds(request.last_token - request.first_token).count() /
+         double(request.output_tokens - 1);
 }
 
-// The mean TPOT, in seconds, of those of them that have one.
-double mean_tpot(std::span<const RequestLife> requests) {
+// The mean of a latency, in seconds, over those of these requests that finished and have it: with
+// at least so many output tokens.
+double mean_of(double (*latency)(const RequestLife&), int least_tokens,
+               std::span<const RequestLife> requests) {
   double sum = 0;
   std::int64_t served = 0;
   for (const RequestLife& request : requests) {
-    if (request.state != RequestLife::State::finished || request.output_tokens <= 1) continue;
-    sum += to_seconds(request.last_token - request.first_token).count() /
-           double(request.output_tokens - 1);
+    if (request.state != RequestLife::State::finished || request.output_tokens < least_tokens)
+      continue;
+    sum += latency(request);
     ++served;
   }
   return ratio(sum, double(served));
 }
+double mean_ttft(std::span<const RequestLife> requests) { return mean_of(ttft_of, 0, requests); }
+double mean_tpot(std::span<const RequestLife> requests) { return mean_of(tpot_of, 2, requests); }
 
 // By how much more requests arrive than can be served: of each second between two arrivals that
 // share of a second is added to the wait. From the first to the last quarter of the requests.
@@ -957,12 +958,12 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
   const bool at_once = requests.size() > 1 && arrivals == 0;
   if (at_once) state = "offline";
   if (window == Window::whole) state = "too_short";
-  const std::span<const RequestLife> measured = measured_of(requests, {totals.begin, totals.end});
   // A quarter of a few requests tells nothing.
   constexpr std::size_t telling = 16;
   if (requests.size() >= telling &&
       (growth > overload || (growth > rising && rises(waits_by_quarter(requests)))))
     state = "overloaded";
+  const std::span<const RequestLife> measured = measured_of(requests, {totals.begin, totals.end});
   return {.window = windows[std::size_t(window)],
           .state = state,
           .begin_s = to_seconds(totals.begin).count(),

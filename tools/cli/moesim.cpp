@@ -146,18 +146,16 @@ void refuse_change_without_set(int argc, char** argv) {
 
 // An option that the verb does not have, where another is called nearly so.
 void refuse_unknown_option(const CLI::App& command, int argc, char** argv) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : command.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back(name);
-  }
+  std::vector<std::string_view> names;
+  for (const CLI::Option* option : command.get_options())
+    names.insert(names.end(), option->get_lnames().begin(), option->get_lnames().end());
   for (int i = 2; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (!word.starts_with("--")) continue;
     const std::string_view name = word.substr(2, word.find('=') - 2);
     if (std::ranges::find(names, name) != names.end()) continue;
-    const std::string_view nearest =
-        nearest_name(name, std::vector<std::string_view>(names.begin(), names.end()));
-    if (nearest.empty()) return;
+    const std::string_view nearest = nearest_name(name, names);
+    if (nearest.empty()) continue;
     throw ConfigError(fmt::format("moesim {} has no --{}; did you mean --{}?", command.get_name(),
                                   name, nearest));
   }

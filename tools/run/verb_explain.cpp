@@ -497,8 +497,7 @@ std::string grounds_of(const StepCost& cost) {
 /// What the bounds mean that are no part of a GPU, where an operation has one.
 std::string bounds_of(const ExplainedStep& step) {
   constexpr std::array meanings{
-      std::pair{Resource::launch,
-                "launch: kernels take more than half of the time to begin and end"},
+      std::pair{Resource::launch, "launch: more than half of the time starts and ends kernels"},
       std::pair{Resource::latency, "latency: messages without bytes would take most of the time"}};
   std::string text;
   for (const auto& [bound, meaning] : meanings) {

@@ -34,14 +34,12 @@ Json& decoders(Json& config) {
 }
 
 // Experts of the model, as the config names it.
-int experts_of(const ConfigNode& config) {
-  TraceLibrary traces;
+int experts_of(const ConfigNode& config, TraceLibrary& traces) {
   return load_experiment(config, traces).decode().model.experts;
 }
 
 // Whether decode steps tell every GPU the choices of all tokens.
-bool decodes_give_counts(const ConfigNode& config) {
-  TraceLibrary traces;
+bool decodes_give_counts(const ConfigNode& config, TraceLibrary& traces) {
   const Experiment experiment = load_experiment(config, traces);
   const std::vector<PhaseSpec>& phases = experiment.decode().phases;  // of a dense model: none
   return !phases.empty() && phases[at(StepKind::decode)].dispatch->gives_global_counts();
@@ -103,12 +101,12 @@ std::string remark_on_engine(const ConfigNode& base, const ConfigNode& other,
       engine, engine);
 }
 
-ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options) {
+ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options, TraceLibrary& traces) {
   Json config = base.json();
   if (!options.engine.empty()) change_engine(config, *find_engine(options.engine));
   if (!options.ep.empty()) spread_experts(config, options.ep == "on");
-  if (options.redundant >= 0) add_copies(config, options.redundant, experts_of(base));
-  if (options.metro) route_by_metro(config, decodes_give_counts(base));
+  if (options.redundant >= 0) add_copies(config, options.redundant, experts_of(base, traces));
+  if (options.metro) route_by_metro(config, decodes_give_counts(base, traces));
   for (const std::string& change : options.experiment.overrides) apply_override(config, change);
   for (const std::string& change : options.experiment.overrides)
     refuse_change_beside_pools(config, change);
@@ -224,8 +222,8 @@ OrderedJson to_json(const Report& before, const Report& after, const Json& patch
 int run(const WhatIfOptions& options) {
   ExperimentOptions as_it_is = options.experiment;
   as_it_is.overrides.clear();
-  const ConfigNode base = as_it_is.read(), other = changed(base, options);
   TraceLibrary traces;
+  const ConfigNode base = as_it_is.read(), other = changed(base, options, traces);
   Remarks remarks;
   remarks.say(remark_on_engine(base, other, options));
   const Experiment first = remarks.say_of(load_experiment(base, traces));
