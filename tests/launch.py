@@ -137,7 +137,7 @@ def try_plan(number, name, programs, top):
     path, _ = as_folder(work, name)
     for engine in ENGINES:  # the second and third go on from the store of the first
         done = run("plan", "--model", path, "--gpu", "h100", "--gpus", "1", "--isl", "16", "--osl", "4", "--ttft", "1s",
-                   "--tpot", "1s", "--engine", "none", "--no-page", "--launch", engine, cwd=work)
+                   "--tpot", "1s", "--engine", "none", "--no-page", "-o", "plan", "--launch", engine, cwd=work)
         commands = commands_of(done.stdout)
         if done.returncode != 0 or commands is None:
             failures.append(f"plan {name!r} {engine}: exit {done.returncode}: {done.stderr.strip()[-200:]}")

@@ -25,6 +25,7 @@ tar -xzf "$archive"
 works() {
   local program=$1/bin/moesim
   [[ -f $1/share/doc/moesim/copyright ]] || fail "$1 has no licence"
+  grep -q '^## moesim plan$' "$1/share/doc/moesim/verbs.md" || fail "$1 has no help of the verbs"
   [[ -z $(find "$1" -name '*.hpp' -o -name '*.a' -o -name '*.cmake') ]] || fail "$1 holds what only developers need"
   cp "$1/share/moesim/hardware/gpus/h100.json" "$1/share/moesim/hardware/gpus/only_here.json"
   "$program" list gpus >gpus || fail "$1: list gpus"

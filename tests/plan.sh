@@ -68,10 +68,15 @@ hopeless[-1]=hopeless  # the name of its files
 code=0; "$moesim" "${hopeless[@]}" >text 2>log || code=$?
 ((code == 3)) && grep -q 'no deployment meets the SLO for 90 % .* the nearest, at ' log || fail "a hopeless SLO: exit $code: $(tail -n 1 log)"
 grep -Eq '^least TPOT possible: [0-9.]+ ms \(' text || fail "it does not say what is possible"
-# A question without an answer blocks no other, and files are named by the question.
-"$moesim" plan --model olmoe_1b_7b --gpu h100 --gpus 1,2 --isl .25k --osl 16 --ttft 1s --price 2 --no-page >scaling 2>log ||
+# Several clusters have files each. Without -o nothing is written, in no folder.
+"$moesim" plan --model olmoe_1b_7b --gpu h100 --gpus 1,2 --isl .25k --osl 16 --ttft 1s --price 2 --no-page -o olmoe >scaling 2>log ||
   fail "two clusters: $(tail -n 1 log)"
-[[ -e olmoe_1b_7b-h100x1-256-16-1s.json && -e olmoe_1b_7b-h100x2-256-16-1s.sqlite ]] || fail "names: $(ls)"
+[[ -e olmoe-1.json && -e olmoe-2.sqlite ]] || fail "names: $(ls)"
+mkdir -p here tmp
+(cd here && TMPDIR=../tmp "$moesim" plan --model olmoe_1b_7b --gpu h100 --gpus 1 --isl 256 --osl 16 --ttft 1s >answer.txt 2>../log) ||
+  fail "without -o: $(tail -n 1 log)"
+[[ $(ls here tmp | tr '\n' ' ') == "here: answer.txt  tmp: " ]] || fail "without -o files are written: $(ls here tmp)"
+grep -q '^nothing is written; -o NAME keeps' here/answer.txt || fail "it does not say that nothing is written"
 grep -q '^price: \$2.00 per GPU-hour (--price)$' scaling || fail "no price"
 grep -Eq '^ *GPUs +req/s +per GPU' scaling || fail "no line of scaling: $(cat scaling)"
 # With drafts where they win: few requests at a time, nearly all drafts accepted.
@@ -79,10 +84,9 @@ grep -Eq '^ *GPUs +req/s +per GPU' scaling || fail "no line of scaling: $(cat sc
   -o drafts >drafts.txt 2>log || fail "--drafts: $(tail -n 1 log)"
 grep -Eq '^1: .*, [12] drafts?; ' drafts.txt || fail "drafts that are nearly all accepted do not win: $(head -n 5 drafts.txt)"
 # In another precision than the model's files have.
-"$moesim" plan --model olmoe_1b_7b --gpu h100 --gpus 1 --isl 256 --osl 16 --ttft 1s --precision fp8 --kv-cache-dtype fp8 --no-page \
+"$moesim" plan --model olmoe_1b_7b --gpu h100 --gpus 1 --isl 256 --osl 16 --ttft 1s --precision fp8 --kv-cache-dtype fp8 \
   --launch vllm >fp8 2>log || fail "--precision fp8: $(tail -n 1 log)"
 tr -s '\n ' ' ' <fp8 | grep -q '(experts fp8, other weights fp8, KV cache fp8, ' || fail "not in fp8: $(head -n 2 fp8)"
-[[ -e olmoe_1b_7b-h100x1-256-16-1s-fp8-kv_fp8.json ]] || fail "names with precisions: $(ls)"
 grep -q -- '--kv-cache-dtype fp8' fp8 || fail "vLLM is not told of the cache: $(tail -n 12 fp8)"
 refuses() {
   local code=0

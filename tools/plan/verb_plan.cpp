@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -55,12 +55,41 @@ Layouts layouts_of(const PlanOptions& options) {
 
 bool ranks_by_energy(const PlanOptions& options) { return options.by == "energy"; }
 
-// What is asked of one cluster.
+// Keeps the runs of a search that writes no files.
+class TemporaryStore {
+ public:
+  TemporaryStore() {
+    std::string name = (std::filesystem::temp_directory_path() / "moesim-plan-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr)
+      throw ConfigError(fmt::format("{}: cannot be created; set TMPDIR to a folder", name));
+    folder_ = name;
+  }
+  ~TemporaryStore() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  TemporaryStore(const TemporaryStore&) = delete;
+  TemporaryStore& operator=(const TemporaryStore&) = delete;
+
+  std::filesystem::path path() const { return folder_ / "plan.sqlite"; }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+// Question about one cluster.
 struct Asked {
   PlanSearch search;
-  std::string cluster;  // "16 x h200"
-  std::string output;   // name of the files, without ending
+  std::string cluster;                            // "16 x h200"
+  std::string output;                             // name of the files, without ending; empty: none
+  std::shared_ptr<const TemporaryStore> scratch;  // where no file is kept
   std::optional<Price> price;
+
+  bool keeps() const { return !output.empty(); }
+  std::filesystem::path store() const {
+    return keeps() ? std::filesystem::path(output + ".sqlite") : scratch->path();
+  }
+  std::string config_file() const { return keeps() ? output + ".json" : experiment_file; }
 };
 
 // "4096" as well as "4k".
@@ -82,43 +111,6 @@ int tokens(const std::string& option, const std::string& text) {
                     option, text, most));
   }
   return static_cast<int>(value);
-}
-
-// "deepseek_v3-h200x16-4096-1024-2s-30ms": what tells questions apart, so that each has its files.
-std::string name_of(const PlanOptions& options, const PlanQuestion& question, int gpus) {
-  // A name may have dots of its own: "Qwen3.5-397B".
-  const auto stem = [](std::string path) {
-    while (path.ends_with('/')) path.pop_back();
-    if (path.ends_with(".json")) path.resize(path.size() - 5);
-    return std::filesystem::path(path).filename().string();
-  };
-  const bool sessions = !options.sessions.empty();
-  std::string name = fmt::format(
-      "{}-{}-{}", stem(options.model),
-      options.cluster.empty() ? fmt::format("{}x{}", stem(options.gpu), gpus)
-                              : stem(options.cluster),
-      sessions ? stem(options.sessions) : fmt::format("{}-{}", question.prompt, question.output));
-  const SessionOptions& of_sessions = options.session_limits;
-  for (std::string limit : {question.ttft, of_sessions.ttft_first, of_sessions.ttft_later,
-                            question.tpot, of_sessions.completion}) {
-    std::erase(limit, ' ');
-    if (!limit.empty()) name += "-" + limit;
-  }
-  if (question.engine != PlanQuestion().engine) name += "-" + question.engine;
-  if (!question.precision.empty()) name += "-" + question.precision;
-  if (!question.kv_cache_dtype.empty()) name += "-kv_" + question.kv_cache_dtype;
-  for (const std::string& file : {question.trace, options.anchor})
-    if (!file.empty()) name += "-" + stem(file);
-  if (options.drafts > 0) name += fmt::format("-drafts{}x{}", options.drafts, options.acceptance);
-  if (options.attainment != PlanOptions().attainment)
-    name += fmt::format("-{}", options.attainment);
-  if (options.layouts != PlanOptions().layouts) name += "-" + options.layouts;
-  if (question.seed != PlanQuestion().seed) name += fmt::format("-seed{}", question.seed);
-  std::ranges::replace_if(
-      name,
-      [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_' && c != '.'; },
-      '_');
-  return name;
 }
 
 PlanQuestion read_question(const PlanOptions& options) {
@@ -173,14 +165,14 @@ Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
   if (!options.sessions.empty())
     base = session_deployment(std::move(base), sessions_of_option(options.sessions));
   Asked asked;
-  asked.output =
-      options.output.empty() ? name_of(options, question, gpus) : stem_of(options.output);
-  if (!options.output.empty() && options.gpus.size() > 1) asked.output += fmt::format("-{}", gpus);
+  asked.output = stem_of(options.output);
+  if (!asked.keeps()) asked.scratch = std::make_shared<TemporaryStore>();
+  if (asked.keeps() && options.gpus.size() > 1) asked.output += fmt::format("-{}", gpus);
   asked.search = {.base = std::move(base),
                   .model = std::move(read),
                   .cluster = read_cluster(cluster),
                   .folder = std::filesystem::path(asked.output).parent_path(),
-                  .store = asked.output + ".sqlite",
+                  .store = asked.store(),
                   .attainment = options.attainment,
                   .layouts = layouts_of(options)};
   asked.price = asked.search.cluster.gpu.price;
@@ -193,6 +185,7 @@ Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
                     "(moesim calibrate "
                     "--power)",
                     asked.search.cluster.gpu.name));
+  if (!asked.keeps()) return asked;
   require_stem(asked.output);
   for (const char* ending : {".json", ".html"}) require_writable(asked.output + ending);
   return asked;
@@ -423,27 +416,30 @@ std::string effort_text(const Plan& plan) {
 }
 
 void write_config(const Asked& asked, const SloRun& run) {
+  if (!asked.keeps()) return;
   Json config = run.config;
   config["measurement"]["expert_counts"] = true;
-  write_file(asked.output + ".json", config.dump(2) + "\n");
+  write_file(asked.config_file(), config.dump(2) + "\n");
 }
 
 void write_page(const Asked& asked, const SloRun& answer, const std::string& answer_text) {
   PageOptions page;
   page.chosen = PointMaker(asked.search.folder).of(answer.config).config_hash;
-  page.base = asked.output + ".json";
+  page.base = asked.config_file();
   page.preface = answer_text;
   write_file(asked.output + ".html", store_page(asked.output + ".sqlite", page).html);
 }
 
 std::string written_text(const Asked& asked, bool page) {
+  if (!asked.keeps())
+    return "nothing is written; -o NAME keeps the deployment, every run and a page of the runs\n";
   return fmt::format("written: {0}.json (moesim run {0}.json), {0}.sqlite with every run{1}\n",
                      asked.output, page ? fmt::format(", {}.html", asked.output) : "");
 }
 
 // In which precisions the weights and the KV cache are taken to be.
 std::string assumed_precision(const SloRun& run, const Asked& asked) {
-  return precision_text(read_spec({run.config, asked.output + ".json"}).pools.back().precision);
+  return precision_text(read_spec({run.config, asked.config_file()}).pools.back().precision);
 }
 
 std::string question_text(const PlanOptions& options, const PlanQuestion& question,
@@ -475,7 +471,7 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
   text +=
       active_text(first, model) + doubts(plan, model) + choices_text(choices) + price_text(asked);
   write_config(asked, first);
-  bool page = !options.no_page;
+  bool page = asked.keeps() && !options.no_page;
   try {
     if (page)
       write_page(asked, first,
@@ -500,7 +496,7 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
     print(trust_line(first.report, first.config));
     // Last, so that the commands can be copied to the end.
     if (!options.launch.empty())
-      print("\n" + launch_text(options.launch, read_spec({first.config, asked.output + ".json"})));
+      print("\n" + launch_text(options.launch, read_spec({first.config, asked.config_file()})));
   }
   return met ? 0 : exit_limit_not_met;
 }
@@ -643,7 +639,7 @@ int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPl
   const std::string text = session_question(options, asked, plan.means, first) +
                            session_answer(plan, gpus, options.host_memory) + price_text(asked);
   write_config(asked, first);
-  bool page = !options.no_page;
+  bool page = asked.keeps() && !options.no_page;
   try {
     if (page) write_page(asked, first, text);
   } catch (const ConfigError& error) {
@@ -663,7 +659,7 @@ int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPl
           written_text(asked, page));
     print(trust_line(first.report, first.config));
     if (!options.launch.empty())
-      print("\n" + launch_text(options.launch, read_spec({first.config, asked.output + ".json"})));
+      print("\n" + launch_text(options.launch, read_spec({first.config, asked.config_file()})));
   }
   return met ? 0 : exit_limit_not_met;
 }
@@ -672,10 +668,12 @@ int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPl
 template <class Found>
 bool was_stopped(const Found& plan, const Asked& asked) {
   if (plan.before > 0) spdlog::info("{} runs were done before", plan.before);
-  if (plan.stopped)
+  if (plan.stopped && asked.keeps())
     spdlog::warn(
         "stopped: {}.sqlite keeps the {} runs so far; the same command continues from there",
         asked.output, runs_in(asked.search.store));
+  else if (plan.stopped)
+    spdlog::warn("stopped: no run is kept; with -o NAME the same command continues");
   return plan.stopped;
 }
 
@@ -683,7 +681,7 @@ int run_sessions(const PlanOptions& options) {
   PlanQuestion question = read_question(options);
   const SessionLimits limits = limits_of(options, question);
   const bool asks_tier = parse_quantity<Bytes>(options.host_memory) > Bytes(0);
-  const InterruptGuard guard("the runs in flight are finished and kept; again to stop at once");
+  const InterruptGuard guard("the runs in flight are finished; again to stop at once");
   int code = 0;
   for (const int gpus : options.gpus) {
     const Asked asked = ask(options, question, gpus);
@@ -705,7 +703,7 @@ int run_sessions(const PlanOptions& options) {
 
 int run_requests(const PlanOptions& options) {
   const PlanQuestion question = read_question(options);
-  const InterruptGuard guard("the runs in flight are finished and kept; again to stop at once");
+  const InterruptGuard guard("the runs in flight are finished; again to stop at once");
   std::vector<Asked> asked;
   for (const int gpus : options.gpus) asked.push_back(ask(options, question, gpus));
   std::vector<Plan> plans;
@@ -763,9 +761,9 @@ answer is one step of 1.6 % less if 5 % more load exceeds the capacity or meets 
 requests. The share of requests that must meet the limits is --attainment.
 With --sessions the load is how many sessions are alive at a time. Each deployment is then run for
 some turns of each session, and the best with host memory below its KV cache as well.
-Three files are written: NAME.json (the best deployment, an experiment), NAME.sqlite (every run) and
-NAME.html (a page of the runs). NAME is -o, or follows from the question. The same command continues
-a stopped search. Exit 3 if no deployment meets the limits, with the nearest miss.)";
+With -o NAME three files are written: NAME.json (the best deployment, an experiment), NAME.sqlite
+(every run) and NAME.html (a page of the runs). The same command then continues a stopped search.
+Without -o the answer is only printed. Exit 3 if no deployment meets the limits, with the nearest miss.)";
 
 // What is served, and on what.
 void add_hardware(CLI::App& command, PlanOptions& options) {
@@ -854,7 +852,7 @@ void add_answer(CLI::App& command, PlanOptions& options) {
       ->check(CLI::IsMember({"rate", "energy"}))
       ->capture_default_str();
   command.add_option("-o,--output", options.output,
-                     "name of the files written, without ending (default: the question's)");
+                     "name of the files to write, without ending (default: none is written)");
   command.add_flag("--no-page", options.no_page, "write no page");
   add_launch_option(command, options.launch);
   command.add_flag("--json", options.json, "print JSON instead of tables");
