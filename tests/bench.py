@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does the loop close: is what a benchmark measured simulated under its own load, and does calibrate make of it what corrects
+"""Does the loop close: is what a benchmark measured simulated under its own load, and does --anchor make of it what corrects
 the predictions?
 
   tests/bench.py MOESIM
@@ -75,16 +75,16 @@ def main():
 
         file = work / "vllm.json"
         file.write_text(json.dumps(vllm(metrics[0], LOADS[0], 1.1)))
-        done = run("validate", "--bench", file, "--config", config, "--json")
+        done = run("bench", file, "--config", config, "--json")
         rows = json.loads(done.stdout)[0]["metrics"] if done.returncode == 0 else {}
         check({"median_ttft_ms", "p99_tpot_ms", "mean_itl_ms", "output_throughput"} <= rows.keys(), f"vllm: {done.stderr}")
         check(all(abs(row["error_pct"] + 100 / 11) < 1e-6 for row in rows.values()), f"vllm: errors are not -9.09 %: {rows}")
-        text = run("validate", "--bench", file, "--config", config).stdout
+        text = run("bench", file, "--config", config).stdout
         check("simulated: 4 in flight, 16 requests, each of 64 and 8 tokens" in text, f"the load is not said: {text}")
 
         file = work / "sglang.jsonl"
         file.write_text("".join(json.dumps(sglang(m, load, 1.1)) + "\n" for m, load in zip(metrics, LOADS)))
-        done = run("validate", "--bench", file, "--config", config, "--json")
+        done = run("bench", file, "--config", config, "--json")
         runs = json.loads(done.stdout) if done.returncode == 0 else []
         check(len(runs) == 3, f"sglang: {len(runs)} runs: {done.stderr}")
         check(all("mean_e2el_ms" in r["metrics"] and abs(row["error_pct"] + 100 / 11) < 1e-6 for r in runs
@@ -92,7 +92,7 @@ def main():
 
         file = work / "profile_export_genai_perf.json"
         file.write_text(json.dumps(genai_perf(metrics[1], LOADS[1], 1.1)))
-        done = run("validate", "--bench", file, "--config", config, "--json")
+        done = run("bench", file, "--config", config, "--json")
         rows = json.loads(done.stdout)[0]["metrics"] if done.returncode == 0 else {}
         check({"median_ttft_ms", "p99_tpot_ms", "mean_e2el_ms"} <= rows.keys(), f"genai-perf: {done.stderr}")
         check(all(abs(rows[name]["error_pct"] + 100 / 11) < 1e-6 for name in rows if name.endswith("_ms")), f"genai-perf: {rows}")
@@ -102,7 +102,7 @@ def main():
         for path, m, load in zip(files, metrics, LOADS):
             path.write_text(json.dumps(vllm(m, load, 1.25)))
         anchor = work / "anchor.json"
-        done = run("calibrate", "--bench", *files, "--config", config, "-o", anchor)
+        done = run("bench", *files, "--config", config, "--anchor", anchor)
         check(done.returncode == 0, f"calibrate: {done.stderr}")
         fitted = json.loads(anchor.read_text()) if anchor.exists() else {"tpot": {}, "ttft": {}}
         for figure in ("tpot", "ttft"):
@@ -117,7 +117,7 @@ def main():
                                      ("no object", "[1]", "not a JSON object")):
             file = work / "other.json"
             file.write_text(content)
-            done = run("validate", "--bench", file, "--config", config)
+            done = run("bench", file, "--config", config)
             check(done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1,
                   f"a file {what}: exit {done.returncode}: {done.stderr}")
     print("\n".join(failures) if failures else "the loop closes: vllm bench serve, SGLang's bench_serving, genai-perf")

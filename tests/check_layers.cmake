@@ -47,7 +47,7 @@ check_floors("" hardware models traces sim tools)
 check_floors("models/" mixers huggingface)
 check_floors("sim/" engines+placement+kv_tiers+pool_roles capacity+dispatch+expert_memory+failures+kv_cache+token_routing scheduling request_routing step
              rebalancing experiment requests report+replay serving)
-check_floors("tools/" cli run+policies+sweep+validation analysis+config report+reproduce plan)
+check_floors("tools/" cli run+policies+sweep+bench analysis+config report plan lab)
 
 file(GLOB_RECURSE sources "${ROOT}/hardware/*.cpp" "${ROOT}/models/*.cpp" "${ROOT}/traces/*.cpp" "${ROOT}/sim/*.cpp")
 foreach(source IN LISTS sources)

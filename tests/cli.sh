@@ -14,7 +14,9 @@ fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
 refuses() {
   local what=$1 pattern=$2
   shift 2
-  "$moesim" "$@" >"$work/out" 2>"$work/err"
+  local program=$moesim
+  case ${1-} in calibrate | reproduce | sensitivity | study | validate) program=$moesim-lab ;; esac
+  "$program" "$@" >"$work/out" 2>"$work/err"
   local code=$?
   ((code == 2)) || fail "$what: exit $code, not 2: $(cat "$work/err")"
   [[ -s $work/out ]] && fail "$what: wrote to stdout"
@@ -179,10 +181,14 @@ grep -q 'steps.json:/0: the step is empty' "$work/err" || fail "explain: an empt
 "$moesim" explain "$config" --step prefill --prompts 0 2>/dev/null
 [ $? -eq 2 ] || fail "explain --prompts 0: another exit code than 2"
 
-for verb in $("$moesim" --help | awk '/^  [a-z]/ {print $1}') "study regimes" "trace info" "trace generate"; do
+for verb in $("$moesim" --help | awk '/^  [a-z]/ {print $1}') "trace info" "trace generate"; do
   # shellcheck disable=SC2086
   "$moesim" $verb --help >"$work/text" || fail "$verb --help"
   (($(wc -L <"$work/text") <= 100)) || fail "$verb --help is wider than 100 columns: $(wc -L <"$work/text")"
+done
+for verb in validate reproduce "study regimes" sensitivity calibrate; do
+  # shellcheck disable=SC2086
+  (($("$moesim-lab" $verb --help | wc -L) <= 100)) || fail "moesim-lab $verb --help is wider than 100 columns"
 done
 (($(COLUMNS=70 "$moesim" run --help | wc -L) <= 70)) || fail "run --help is wider than a terminal of 70 columns"
 for verb in list "check good.json" "explain good.json" "trace info trace"; do
@@ -277,7 +283,7 @@ refuses "slots on unsaid GPUs" 'does not say how many GPUs' place --placement "$
 refuses "a policy without a load" 'needs --load FILE or --trace DIR' place --policy eplb --gpus 8
 
 # Bad usage.
-refuses "no verb" "subcommand"
+"$moesim" | grep -q "^What goes in$" || fail "no verb: the list of verbs is not printed"
 "$moesim" help | cmp - <("$moesim" --help) || fail "help is not --help"
 "$moesim" help explain | cmp - <("$moesim" explain --help) || fail "help VERB is not VERB --help"
 refuses "help of a misspelt verb" 'did you mean "run"\?' help rum
@@ -421,11 +427,11 @@ refuses "what-if --engine, a scheduler by its name alone" '/scheduling: "max_num
 # Published figures: exit 3 when a verdict is not the one in the file.
 refuses "no figure" 'expected names of figures, or --all' reproduce
 refuses "an unknown figure" 'no figure is called' reproduce fig_0
-"$moesim" reproduce metro_fig04_toy >"$work/out" 2>/dev/null || fail "reproduce: exit $?"
+"$moesim-lab" reproduce metro_fig04_toy >"$work/out" 2>/dev/null || fail "reproduce: exit $?"
 grep -q 'published 2, simulated 2.000x: within band' "$work/out" || fail "reproduce: $(cat "$work/out")"
 sed 's/"verdict": "within band"/"verdict": "not reproduced", "reason": "none"/' configs/reproduce/metro_fig04_toy.json \
   >"$work/toy.json"
-"$moesim" reproduce --folder "$work" toy >/dev/null 2>&1
+"$moesim-lab" reproduce --folder "$work" toy >/dev/null 2>&1
 (($? == 3)) || fail "reproduce: a changed verdict does not exit 3"
 
 # Streams that the caller closed take no descriptor of a file that is written.
@@ -480,7 +486,7 @@ printf '{"base": "%s", "axes": {"/workload/arrivals/rate": [100, 200]}, "set": {
 refuses "rates without a unit" 'json:/workload/arrivals/rate: expected a (rate|number) with its unit' tune "$work/tune.json"
 printf 'id,category,gpu,n_gpu,n_node,model,op,precision,tp,ep,tokens,distribution,active_experts_rank,metric,value,unit\n%s\n' \
   'a,moe_kernel,A100-SXM4-80GB,1,1,Qwen3-30B-A3B,fused_moe,bfloat16,1,2,1024,balanced,64,kernel_time,937,us' >"$work/points.csv"
-"$moesim" validate --points "$work/points.csv" --json | grep -q '"failed": 0' || fail "validate"
+"$moesim-lab" validate --points "$work/points.csv" --json | grep -q '"failed": 0' || fail "validate"
 refuses "points without their hardware" 'nowhere/hardware/gpus/a100.*json: no such file' validate --points "$work/points.csv" \
   --root "$work/nowhere"
 
@@ -489,7 +495,7 @@ refuses "contrasts of nothing" 'no two of 0 predicted runs .* differ in one thin
   for gpu in H100-SXM-80GB,7500 H200-SXM-141GB,9000; do
     echo "${gpu%,*},e2e,${gpu%,*},1,1,gpt-oss-20b,trtllm-bench offline max throughput,w4a8,1,1,1,1024,1024,output_tok_s_per_gpu,${gpu#*,},tok/s/GPU"
   done; } >"$work/pair.csv"
-"$moesim" validate --points "$work/pair.csv" --contrasts --csv "$work/pairs.csv" --scorecard "$work/card.md" >"$work/text" ||
+"$moesim-lab" validate --points "$work/pair.csv" --contrasts --csv "$work/pairs.csv" --scorecard "$work/card.md" >"$work/text" ||
   fail "validate --contrasts"
 grep -Eq '^gpu +h100 against h200 +1 ' "$work/text" || fail "validate --contrasts: $(cat "$work/text")"
 grep -q '^gpu,H100-SXM-80GB,H200-SXM-141GB,h100,h200,0.83333,' "$work/pairs.csv" || fail "a line per pair: $(cat "$work/pairs.csv")"

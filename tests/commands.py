@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 root = pathlib.Path(__file__).resolve().parents[1]
 found = root / "build/commands"
 TIMEOUT = 60
+LAB = "calibrate", "reproduce", "sensitivity", "study", "validate"  # verbs of moesim-lab
 HOSTILE = [None, True, False, -1, 0, 1, 0.5, -0.0, 1e-300, 1e308, 2**31, 2**63, 2**64, -(2**63), "", " ", "x", "0", "-1 ms", "1e25 B",
            "1e400 s", "12 /s", "5 ms", "\n", "a\u0000b", "\ufffd\u202e", "../..", "/", "x" * 5000, [], {}, [[]], [None], {"": {}},
            {"type": "even"}, {"type": []}, [1, 2, 3], "linear", "trace", "metro", "</script>", "'; !touch x\n"]
@@ -197,7 +198,8 @@ def attempt(moesim, good, seed):
         arguments = Change(seed, folder).command()
         environment = {**os.environ, "ASAN_OPTIONS": "hard_rss_limit_mb=4096"}
         try:
-            done = subprocess.run([*moesim, *arguments], cwd=folder, capture_output=True, text=True, errors="replace",
+            program = moesim[:-1] + [moesim[-1] + "-lab" * (arguments[0] in LAB)]
+            done = subprocess.run([*program, *arguments], cwd=folder, capture_output=True, text=True, errors="replace",
                                   timeout=TIMEOUT, env=environment, stdin=subprocess.DEVNULL)
             problem = wrong(done)
         except subprocess.TimeoutExpired:

@@ -1,5 +1,5 @@
-"""README's figures are those of the pages that commands write: SCORECARD.md (`moesim validate --scorecard`), accuracy.json
-(`moesim validate --contrasts`) and RESULTS.md (`moesim reproduce --all`). What README's pages say of studies is what studies.json has
+"""README's figures are those of the pages that commands write: SCORECARD.md (`moesim-lab validate --scorecard`), accuracy.json
+(`moesim-lab validate --contrasts`) and RESULTS.md (`moesim-lab reproduce --all`). What README's pages say of studies is what studies.json has
 (study_figures.py). headlines.py, from anywhere."""
 import json, pathlib, re, sys
 
@@ -8,7 +8,7 @@ root = pathlib.Path(__file__).parents[1]
 README = re.sub(r"(?<!\n)\n *(?![|\n ])", " ", (root / "README.md").read_text())
 SCORECARD = (root / "hardware/SCORECARD.md").read_text()
 ACCURACY = json.loads((root / "hardware/accuracy.json").read_text())
-STUDIES = json.loads((root / "tools/analysis/studies.json").read_text())
+STUDIES = json.loads((root / "tools/lab/study/studies.json").read_text())
 RESULTS = re.sub(r"\s+", " ", (root / "configs/reproduce/RESULTS.md").read_text()[:4000])
 NAMES = {"vLLM": "vllm", "TensorRT-LLM": "trtllm", "SGLang": "sglang", "trtllm-bench": "trtllm, offline"}
 

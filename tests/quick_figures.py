@@ -25,7 +25,7 @@ others = [name for name, figure in files.items() if "title" not in figure]
 assert not others, f"{others}: no figures; `reproduce --all` would refuse the folder"
 failures = 0
 for name, figure in quick.items():
-    done = subprocess.run([sys.argv[1], "reproduce", name, "--folder", root / "configs/reproduce"], capture_output=True, text=True)
+    done = subprocess.run([sys.argv[1] + "-lab", "reproduce", name, "--folder", root / "configs/reproduce"], capture_output=True, text=True)
     texts = re.split(r"^  (?! )", done.stdout, flags=re.M)[1:]  # one for each row
     differ = [text for row, text in zip(figure["rows"], texts, strict=True) if "(recorded: " in text and not wall_time(figure, row)]
     failures += len(differ) + (done.returncode not in (0, 3))

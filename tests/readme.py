@@ -15,7 +15,7 @@ import json, os, pathlib, re, resource, shutil, signal, stat, subprocess, sys, t
 root = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ["configs", "hardware", "models", "traces/samples"]
 RECORDED = {"hardware/README.md", "sim/engines/README.md", "hardware/profiles/README.md",
-            "sim/placement/README.md", "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/analysis/regimes.md", "tools/docs/paper.md",
+            "sim/placement/README.md", "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/lab/study/regimes.md", "tools/docs/paper.md",
             "tools/docs/questions.md",
             "traces/README.md"}
 # Other tests see the ends of all but the studies: tune.sh, plan.sh, quick_figures.py, tests/tools.
@@ -41,7 +41,7 @@ def pages():
 def commands(text):
     """The lines of indented blocks that begin with moesim, continued ones joined, comments left out."""
     joined = re.sub(r"\\\n\s*", "", text)
-    return [re.sub(r"\s+# .*", "", line.strip()) for line in re.findall(r"^ {4}(moesim .*)$", joined, re.M)]
+    return [re.sub(r"\s+# .*", "", line.strip()) for line in re.findall(r"^ {4}(moesim(?:-lab)? .*)$", joined, re.M)]
 
 
 def missing_programs(name, text):
@@ -117,6 +117,7 @@ def main():
         programs = pathlib.Path(work) / "bin"
         programs.mkdir()
         (programs / "moesim").symlink_to(moesim)
+        (programs / "moesim-lab").symlink_to(moesim.with_name("moesim-lab"))
         (programs / "sbatch").write_text(SBATCH)
         (programs / "sbatch").chmod(0o755)
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "MOESIM_DATA": str(here)}

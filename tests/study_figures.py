@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What README, RESULTS.md and tools/docs say of studies, from what the studies write. study_figures.py FOLDER writes
-tools/analysis/studies.json; the folder holds, for NAME in recorded, presets and prefill, what this wrote:
+tools/lab/study/studies.json; the folder holds, for NAME in recorded, presets and prefill, what this wrote:
 
-    moesim study regimes configs/study_NAME.json -o out/NAME.sqlite --csv out/NAME.csv > out/NAME.txt
+    moesim-lab study regimes configs/study_NAME.json -o out/NAME.sqlite --csv out/NAME.csv > out/NAME.txt
 """
 import collections, csv, json, pathlib, re, sys
 
@@ -87,4 +87,4 @@ def figures(folder):
 if __name__ == "__main__":
     root = pathlib.Path(__file__).parents[1]
     text = json.dumps(figures(pathlib.Path(sys.argv[1])), indent=1) + "\n"
-    (root / "tools/analysis/studies.json").write_text(text)
+    (root / "tools/lab/study/studies.json").write_text(text)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what measure.py measured of GEMMs and experts as points for `moesim validate --points`.
+"""Writes what measure.py measured of GEMMs and experts as points for `moesim-lab validate --points`.
 
     python3 hardware/measured/points.py hardware/measured/h200.csv > h200_points.csv
 """

@@ -24,7 +24,7 @@ struct AnchorFit {
   double at(const ServingLoad&) const;
 };
 
-/// The corrections of one deployment: `moesim calibrate --serving` writes them, an experiment names
+/// The corrections of one deployment: `moesim bench --anchor` writes them, an experiment names
 /// them under "anchor".
 struct Anchor {
   std::string deployment;

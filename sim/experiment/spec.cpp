@@ -158,7 +158,7 @@ std::span<const Key> experiment_keys() {
        "route every token, or draw from samples"},
 
       {"anchor", form::file.or_a(inline_anchor), unset("none"),
-       "what calibrate --serving wrote of measured runs"},
+       "what bench --anchor wrote of measured runs"},
 
       {"cluster", form::file.or_a(inline_cluster), required, "a file, or a name of list clusters"},
       {"model", form::file.or_a(inline_model), required,

@@ -85,7 +85,7 @@ def fidelity():
         file = pathlib.Path(f"configs/bench/slice_of_{name}.json")
         file.write_text(json.dumps(config))
         try:
-            table = subprocess.run([MOESIM, "validate", "--fidelity", file], check=True, capture_output=True, text=True).stdout
+            table = subprocess.run([MOESIM + "-lab", "validate", "--fidelity", file], check=True, capture_output=True, text=True).stdout
         finally:
             file.unlink()
         for metric in ("mean_tpot_ms", "total_token_throughput"):

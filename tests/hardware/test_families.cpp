@@ -168,18 +168,18 @@ TEST_CASE("no number of a GPU or a model stands in code") {
       {"sim/placement/placement.cpp", "DeepSeek's EPLB", "an algorithm's name"},
       {"sim/token_routing/token_routing.cpp", "8 A100, 128 experts", "where a charge is from"},
       {"sim/token_routing/token_routing.cpp", "DeepSeek LPLB", "an algorithm's name"},
-      {"tools/validation/verb_validate.cpp", "H100-SXM-80GB=", "an example in a message"},
-      {"tools/validation/predict_operation.cpp", "clusters/h100x32.json",
+      {"tools/lab/validation/verb_validate.cpp", "H100-SXM-80GB=", "an example in a message"},
+      {"tools/bench/predict_operation.cpp", "clusters/h100x32.json",
        "the network that measured GPUs had between nodes"},
-      {"tools/validation/serving_deployment.cpp", "clusters/h100x32.json", "the same"},
-      {"tools/validation/serving_deployment.cpp", "", "recipes by version and date: open"},
-      {"tools/validation/predict_serving.cpp", "", "lengths of published workloads: open"},
-      {"tools/validation/mlperf.cpp", "", "data sets of a benchmark, by the model in its rows"}};
+      {"tools/bench/serving_deployment.cpp", "clusters/h100x32.json", "the same"},
+      {"tools/bench/serving_deployment.cpp", "", "recipes by version and date: open"},
+      {"tools/bench/predict_serving.cpp", "", "lengths of published workloads: open"},
+      {"tools/bench/mlperf.cpp", "", "data sets of a benchmark, by the model in its rows"}};
   const std::regex names(
       "\\b(a100|h100|h200|h800|h20|b200|b300|gb200|gb300|l40s|mi3[0-9]+x|rtx.?pro)|deepseek|qwen|"
       "kimi|glm-[0-9]|gpt.oss|llama|mixtral|minimax|gemma|nemotron|olmoe",
       std::regex::icase);
-  for (const char* folder : {"hardware", "sim", "tools/validation"}) {
+  for (const char* folder : {"hardware", "sim", "tools/bench", "tools/lab/validation"}) {
     for (const auto& entry :
          std::filesystem::recursive_directory_iterator(test::source_dir() / folder)) {
       const auto ending = entry.path().extension();

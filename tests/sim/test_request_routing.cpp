@@ -16,7 +16,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tests/trace_meta.hpp"
-#include "tools/reproduce/router_testbed.hpp"
+#include "tools/lab/reproduce/router_testbed.hpp"
 
 namespace moesim::test_request_routing {
 namespace {

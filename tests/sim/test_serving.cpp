@@ -13,9 +13,9 @@
 #include "sim/experiment/engine.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
-#include "tools/validation/anchors.hpp"
-#include "tools/validation/serving_deployment.hpp"
-#include "tools/validation/validation.hpp"
+#include "tools/bench/anchors.hpp"
+#include "tools/bench/serving_deployment.hpp"
+#include "tools/bench/validation.hpp"
 #include "traces/requests/lengths.hpp"
 
 namespace moesim::test_serving {

@@ -7,12 +7,12 @@
 #include "sim/experiment/experiment.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/validation/calibration.hpp"
-#include "tools/validation/engine_fit.hpp"
-#include "tools/validation/family_calibration.hpp"
-#include "tools/validation/serving_deployment.hpp"
-#include "tools/validation/trtllm_bench.hpp"
-#include "tools/validation/validation.hpp"
+#include "tools/bench/serving_deployment.hpp"
+#include "tools/bench/trtllm_bench.hpp"
+#include "tools/bench/validation.hpp"
+#include "tools/lab/validation/calibration.hpp"
+#include "tools/lab/validation/engine_fit.hpp"
+#include "tools/lab/validation/family_calibration.hpp"
 
 namespace moesim::test_calibration {
 

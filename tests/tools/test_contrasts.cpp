@@ -4,8 +4,8 @@
 
 #include "tests/support.hpp"
 #include "tools/cli/trust.hpp"
-#include "tools/validation/contrast_report.hpp"
-#include "tools/validation/scorecard.hpp"
+#include "tools/lab/validation/contrast_report.hpp"
+#include "tools/lab/validation/scorecard.hpp"
 
 namespace moesim::test_contrasts {
 

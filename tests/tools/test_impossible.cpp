@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "tests/support.hpp"
-#include "tools/validation/impossible.hpp"
-#include "tools/validation/mlperf.hpp"
-#include "tools/validation/predict_serving.hpp"
+#include "tools/bench/impossible.hpp"
+#include "tools/bench/mlperf.hpp"
+#include "tools/bench/predict_serving.hpp"
 
 namespace moesim::test_impossible {
 

@@ -5,7 +5,7 @@
 #include "hardware/rng.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/validation/power_calibration.hpp"
+#include "tools/lab/validation/power_calibration.hpp"
 
 namespace moesim::test_power_calibration {
 

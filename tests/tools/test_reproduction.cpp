@@ -7,7 +7,7 @@
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/reproduce/reproduction.hpp"
+#include "tools/lab/reproduce/reproduction.hpp"
 
 namespace moesim::test_reproduction {
 namespace {

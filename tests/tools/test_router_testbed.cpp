@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "tests/support.hpp"
-#include "tools/reproduce/router_testbed.hpp"
+#include "tools/lab/reproduce/router_testbed.hpp"
 
 namespace moesim::test_router_testbed {
 namespace {

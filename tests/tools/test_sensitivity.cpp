@@ -5,7 +5,7 @@
 #include <tbb/global_control.h>
 
 #include "tests/tiny_experiment.hpp"
-#include "tools/analysis/sensitivity.hpp"
+#include "tools/lab/study/sensitivity.hpp"
 
 namespace moesim::test_sensitivity {
 namespace {

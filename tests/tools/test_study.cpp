@@ -8,7 +8,7 @@
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/analysis/regime_tables.hpp"
+#include "tools/lab/study/regime_tables.hpp"
 
 namespace moesim::test_study {
 

@@ -19,7 +19,7 @@
 #include "models/moe_model.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/validation/table_calibration.hpp"
+#include "tools/lab/validation/table_calibration.hpp"
 
 namespace moesim::test_tables {
 

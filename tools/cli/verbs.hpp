@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <span>
 #include <string_view>
 
 #include <CLI/CLI.hpp>
@@ -22,9 +21,7 @@ struct Verb {
   Action (*setup)(CLI::App& command);
 };
 
-/// The table of verbs, in the order of --help. One file each: verb_NAME.cpp.
-std::span<const Verb> verbs();
-
+// The verbs of moesim. One file each: verb_NAME.cpp.
 Action setup_run(CLI::App&);
 Action setup_plan(CLI::App&);
 Action setup_sweep(CLI::App&);
@@ -35,18 +32,14 @@ Action setup_report(CLI::App&);
 Action setup_best(CLI::App&);
 Action setup_tune(CLI::App&);
 Action setup_replay(CLI::App&);
+Action setup_bench(CLI::App&);
 Action setup_place(CLI::App&);
 Action setup_route(CLI::App&);
 Action setup_explain(CLI::App&);
 Action setup_what_if(CLI::App&);
-Action setup_sensitivity(CLI::App&);
 Action setup_trace(CLI::App&);
 Action setup_list(CLI::App&);
 Action setup_keys(CLI::App&);
 Action setup_check(CLI::App&);
-Action setup_validate(CLI::App&);
-Action setup_calibrate(CLI::App&);
-Action setup_reproduce(CLI::App&);
-Action setup_study(CLI::App&);
 
 }  // namespace moesim

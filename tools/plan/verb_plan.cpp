@@ -182,7 +182,7 @@ Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
   if (ranks_by_energy(options) && !asked.search.cluster.gpu.power)
     throw ConfigError(
         fmt::format("--by energy: the draw of {} is not known; the GPU's file has no \"power\" "
-                    "(moesim calibrate "
+                    "(moesim-lab calibrate "
                     "--power)",
                     asked.search.cluster.gpu.name));
   if (!asked.keeps()) return asked;
@@ -833,7 +833,7 @@ void add_engine(CLI::App& command, PlanOptions& options) {
 // How the answer is found and given.
 void add_answer(CLI::App& command, PlanOptions& options) {
   PlanQuestion& question = options.question;
-  command.add_option("--anchor", options.anchor, "measured runs, as `calibrate --serving` writes");
+  command.add_option("--anchor", options.anchor, "measured runs, as `bench --anchor` writes");
   command
       .add_option("--price", options.price,
                   "dollars per GPU and hour (default: that of the GPU's file)")

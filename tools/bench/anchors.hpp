@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sim/experiment/anchor.hpp"
+#include "tools/bench/validation.hpp"
+
+namespace moesim {
+
+/// A run as it was measured and as it was predicted.
+struct AnchorRun {
+  ServingLoad load;
+  double measured = 0, predicted = 0;
+};
+
+/// Fits log(measured / predicted) by its mean and, from three runs on, by slopes in the logarithms
+/// of concurrency, prompt and output: ridge regression of strength 2, which runs of other
+/// deployments chose. No runs give no correction. Pure.
+AnchorFit fit_anchor(std::span<const AnchorRun>);
+
+/// The corrections of every deployment (model, GPU, engine with version, precision) of these
+/// points, from those of its points that were predicted.
+std::map<std::string, Anchor> anchors_of(const std::vector<ValidatedPoint>&);
+
+/// The points with `count` runs of each deployment, drawn at random but the same ones on every
+/// call, taken out as anchors for the others. Deployments of no more runs are left out.
+std::vector<ValidatedPoint> with_anchors(const std::vector<ValidatedPoint>&, int count);
+
+/// The points whose deployment the anchor names, corrected.
+void correct(std::vector<ValidatedPoint>&, const Anchor&);
+
+}  // namespace moesim

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "tools/cli/verbs.hpp"
+
+namespace moesim {
+
+/// Verbs that answer one kind of question.
+struct VerbGroup {
+  std::string_view heading;
+  std::span<const Verb> verbs;
+};
+
+/// A program: `moesim` for its users, `moesim-lab` for those who fit and judge the model.
+struct Program {
+  std::string_view name, about;
+  std::span<const VerbGroup> groups;
+};
+
+/// Parses the command line, runs the verb and returns the exit code. Prints each error as one line.
+int run_program(const Program&, int argc, char** argv);
+
+}  // namespace moesim

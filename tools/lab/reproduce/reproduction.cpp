@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/lab/reproduce/reproduction.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tools/cli/output.hpp"
+#include "tools/sweep/axes.hpp"
+
+namespace moesim {
+
+namespace {
+
+using Measured = std::map<std::string, Json, std::less<>>;
+
+double look_up(const ConfigNode& node, const Measured& measured) {
+  const std::string place = node.text();
+  const auto colon = place.find(':');
+  const auto found = measured.find(place.substr(0, colon));
+  if (colon == std::string::npos || found == measured.end()) {
+    node.fail(fmt::format("\"{}\" is not a name:/pointer into \"measured\"", place));
+  }
+  const Json* value = find_value(found->second, place.substr(colon + 1));
+  if (value == nullptr || !value->is_number()) {
+    node.fail(fmt::format("there is no number at \"{}\"", place));
+  }
+  return value->get<double>();
+}
+
+double evaluate(const ConfigNode& node, const Measured& measured);
+
+std::vector<double> evaluate_all(const ConfigNode& list, const Measured& measured) {
+  std::vector<double> values;
+  for (const ConfigNode& node : list.list()) values.push_back(evaluate(node, measured));
+  if (values.empty()) list.fail("an operation needs operands");
+  return values;
+}
+
+double evaluate(const ConfigNode& node, const Measured& measured) {
+  if (node.json().is_number()) return node.number();
+  if (node.json().is_string()) return look_up(node, measured);
+  return read_object(node, [&](ConfigReader& r) {
+    constexpr std::array<std::string_view, 7> operations{"sum",    "product", "difference", "ratio",
+                                                         "change", "min",     "max"};
+    for (const std::string_view operation : operations) {
+      if (!r.optional(operation)) continue;
+      const std::vector<double> of = evaluate_all(r.child(operation), measured);
+      if (operation == "min") return *std::min_element(of.begin(), of.end());
+      if (operation == "max") return *std::max_element(of.begin(), of.end());
+      double value = of.front();
+      for (std::size_t i = 1; i < of.size(); ++i) {
+        if (operation == "sum") value += of[i];
+        if (operation == "product") value *= of[i];
+        if (operation == "difference") value -= of[i];
+        if (operation == "ratio") value /= of[i];
+        if (operation == "change") value = 100 * (value / of[i] - 1);
+      }
+      return value;
+    }
+    node.fail("expected one of " + join_names(operations));
+  });
+}
+
+bool within(const ConfigNode& limits, double value) {
+  const std::vector<ConfigNode> ends = limits.list();
+  if (ends.size() != 2) limits.fail("expected [low, high]");
+  return (ends[0].json().is_null() || value >= ends[0].number()) &&
+         (ends[1].json().is_null() || value <= ends[1].number());
+}
+
+/// What is simulated of a row: one number, or the largest difference of several from what was
+/// published of each. Where that was only "below 0", what is above 0 is the difference.
+struct Simulated {
+  double value = 0;
+  std::vector<double> each;
+  bool signs_agree = false;  ///< of several numbers, each with what was published of it
+};
+
+Simulated simulate_row(ConfigReader& r, const Measured& measured) {
+  if (!r.optional("values")) return {evaluate(r.child("value"), measured), {}, false};
+  Simulated of{0, evaluate_all(r.child("values"), measured), true};
+  const std::vector<ConfigNode> published = r.child("each").list();
+  if (published.size() != of.each.size())
+    r.node().fail("\"values\" and \"each\" have different lengths");
+  for (std::size_t i = 0; i < published.size(); ++i) {
+    const bool only_below = published[i].json().is_null();
+    const double gap =
+        only_below ? std::max(0.0, of.each[i]) : std::abs(of.each[i] - published[i].number());
+    of.value = std::max(of.value, gap);
+    of.signs_agree = of.signs_agree && of.each[i] * (only_below ? -1 : published[i].number()) >= 0;
+  }
+  return of;
+}
+
+Verdict judge(ConfigReader& r, const Simulated& simulated) {
+  if (!r.optional("band")) return Verdict::not_published;
+  const bool in_band = within(r.child("band"), simulated.value);
+  const bool right_sign =
+      simulated.signs_agree || (r.optional("sign") && within(r.child("sign"), simulated.value));
+  return in_band ? Verdict::within_band : right_sign ? Verdict::sign_only : Verdict::not_reproduced;
+}
+
+std::optional<std::pair<double, double>> two_ends(ConfigReader& r) {
+  if (!r.optional("band")) return std::nullopt;
+  const std::vector<ConfigNode> ends = r.child("band").list();
+  if (ends[0].json().is_null() || ends[1].json().is_null()) return std::nullopt;
+  return std::pair(ends[0].number(), ends[1].number());
+}
+
+BandKind band_kind(ConfigReader& r, std::string_view unit) {
+  if (r.flag_or("ours", false)) return BandKind::ours;
+  if (!r.optional("band")) return BandKind::none;
+  const auto ends = two_ends(r);
+  if (!ends) return BandKind::one_sided;
+  const auto [low, high] = *ends;
+  if (low == high) return BandKind::exact;
+  const double no_change = unit == "x" ? 1 : 0;
+  return low <= no_change && no_change <= high ? BandKind::no_change : BandKind::two_sided;
+}
+
+ReproducedRow read_row(const ConfigNode& node, const Measured& measured,
+                       const Measured* data_sheet) {
+  return read_object(node, [&](ConfigReader& r) {
+    ReproducedRow row;
+    row.what = r.text("what");
+    row.published = r.text("published");
+    row.unit = r.text_or("unit", "");
+    const Simulated simulated = simulate_row(r, measured);
+    row.simulated = simulated.value;
+    row.each = simulated.each;
+    row.verdict = judge(r, simulated);
+    row.band = band_kind(r, row.unit);
+    row.ends = two_ends(r);
+    if (data_sheet != nullptr) {
+      const Simulated again = simulate_row(r, *data_sheet);
+      row.data_sheet = again.value;
+      row.data_sheet_verdict = judge(r, again);
+    }
+    row.recorded = static_cast<Verdict>(r.choice("verdict", verdict_names));
+    row.reason = r.text_or("reason", "");
+    read_object(r.child_or("causes", Json::object()), [&](ConfigReader& causes) {
+      for (const std::string& input : causes.all_keys()) {
+        row.causes.push_back({input, evaluate(causes.child(input), measured)});
+      }
+    });
+    const bool misses =
+        row.recorded == Verdict::sign_only || row.recorded == Verdict::not_reproduced;
+    if (misses && row.reason.empty()) {
+      node.fail("a row that is not within band needs a \"reason\"");
+    }
+    return row;
+  });
+}
+
+std::string verdict_text(const ReproducedRow& row) {
+  const auto name = [](Verdict verdict) {
+    return verdict_names[static_cast<std::size_t>(verdict)];
+  };
+  std::string text(name(row.verdict));
+  if (row.verdict == Verdict::within_band) {
+    if (const std::string place = place_in_band(row); !place.empty()) text += ", " + place;
+  }
+  if (row.verdict != row.recorded) text += fmt::format(" (recorded: {})", name(row.recorded));
+  return text;
+}
+
+std::string simulated_text(const ReproducedRow& row) {
+  const std::string value = number_text(row.simulated) + row.unit;
+  if (row.each.empty()) return value;
+  std::vector<std::string> texts;
+  for (const double one : row.each) texts.push_back(fmt::format("{:.1f}", one));
+  return fmt::format("{}; largest difference {}", fmt::join(texts, " / "), value);
+}
+
+/// The reason, then what each input changes: "gating; by cause: charge +4.33, gating -0.51".
+std::string why_text(const ReproducedRow& row) {
+  std::string text = row.reason;
+  std::string_view before = text.empty() ? "by cause: " : "; by cause: ";
+  for (const Cause& cause : row.causes) {
+    const double change = cause.simulated - row.simulated;
+    text +=
+        fmt::format("{}{} {}{}", before, cause.input, change < 0 ? "" : "+", number_text(change));
+    before = ", ";
+  }
+  return text;
+}
+
+using Paths = std::map<std::filesystem::path, std::filesystem::path>;
+
+std::filesystem::path in_folder_of(const std::filesystem::path& file, const std::string& path) {
+  return (file.parent_path() / path).lexically_normal();
+}
+
+/// The clusters that are to be replaced, by what.
+Paths read_data_sheet(const ConfigNode& node) {
+  return read_object(node, [&](ConfigReader& files) {
+    Paths paths;
+    for (const std::string& name : files.all_keys()) {
+      paths[in_folder_of(node.file(), name)] = files.path(name).lexically_normal();
+    }
+    return paths;
+  });
+}
+
+/// Sets the cluster that stands for the one of the base of `sweep`, which stands in `file`, unless
+/// `set` has it. Answers whether there is one.
+bool replace_cluster(const Json& sweep, const std::filesystem::path& file, Json& set,
+                     const Paths& clusters) {
+  if (!sweep.contains("base") || !sweep.at("base").is_string()) return false;
+  const auto base = in_folder_of(file, sweep.at("base").get<std::string>());
+  const Json experiment = ConfigNode::from_file(base).json();
+  const Json& cluster = set.contains("/cluster") ? set.at("/cluster") : experiment.at("cluster");
+  if (!cluster.is_string()) return false;
+  const auto found = clusters.find(in_folder_of(base, cluster.get<std::string>()));
+  if (found == clusters.end()) return false;
+  set["/cluster"] = std::filesystem::absolute(found->second).string();
+  return true;
+}
+
+/// What is measured, on other clusters; nothing where none is named.
+std::optional<ConfigNode> on_clusters(const ConfigNode& measured, const Paths& clusters) {
+  Json json = measured.json();
+  const std::filesystem::path& file = measured.file();
+  const auto replace_in = [&](Json& sweep) {
+    Json set = sweep.value("set", Json::object());
+    if (!replace_cluster(sweep, file, set, clusters)) return false;
+    sweep["set"] = std::move(set);
+    return true;
+  };
+  bool replaced = false;
+  if (json.contains("run")) replaced = replace_in(json["run"]);
+  if (json.contains("explain")) replaced = replace_in(json["explain"]["sweep"]);
+  if (json.contains("frontier")) {
+    Json& frontier = json["frontier"];
+    const auto sweep_file = in_folder_of(file, frontier.at("sweep").get<std::string>());
+    Json set = frontier.value("set", Json::object());
+    replaced = replace_cluster(ConfigNode::from_file(sweep_file).json(), sweep_file, set, clusters);
+    frontier["set"] = std::move(set);
+  }
+  if (!replaced) return std::nullopt;
+  return ConfigNode(std::move(json), file);
+}
+
+/// Everything that was measured, with what stands on the named clusters computed again.
+Measured on_data_sheet(const ConfigNode& measured, Measured answers, const Paths& clusters,
+                       TraceLibrary& traces) {
+  for (auto& [name, answer] : answers) {
+    const auto again = on_clusters(measured.child(name), clusters);
+    if (again) answer = measure(*again, traces);
+  }
+  return answers;
+}
+
+std::string data_sheet_text(const ReproducedRow& row) {
+  return fmt::format("{}{}, {}", number_text(*row.data_sheet), row.unit,
+                     verdict_names[static_cast<std::size_t>(row.data_sheet_verdict)]);
+}
+
+}  // namespace
+
+Reproduction reproduce(const ConfigNode& file) {
+  return read_object(file, [&](ConfigReader& r) {
+    Reproduction figure;
+    figure.name = file.file().stem().string();
+    figure.title = r.text("title");
+    figure.source = r.text("source");
+    r.flag_or("quick", false);
+    for (const ConfigNode& text : r.child("assumed").list()) figure.assumed.push_back(text.text());
+    TraceLibrary traces;
+    const Measured measured = read_object(r.child("measured"), [&](ConfigReader& names) {
+      Measured answers;
+      for (const std::string& name : names.all_keys()) {
+        answers.emplace(name, measure(names.child(name), traces));
+      }
+      return answers;
+    });
+    std::optional<Measured> data_sheet;
+    if (r.optional("data_sheet")) {
+      data_sheet = on_data_sheet(r.child("measured"), measured,
+                                 read_data_sheet(r.child("data_sheet")), traces);
+    }
+    for (const ConfigNode& row : r.child("rows").list()) {
+      figure.rows.push_back(read_row(row, measured, data_sheet ? &*data_sheet : nullptr));
+    }
+    return figure;
+  });
+}
+
+std::string place_in_band(const ReproducedRow& row) {
+  if (!row.ends || row.ends->first == row.ends->second) return {};
+  const double middle = (row.ends->first + row.ends->second) / 2;
+  const double half = (row.ends->second - row.ends->first) / 2;
+  const bool in_percent = row.unit == " %";
+  if (!in_percent && middle == 0) return {};
+  const double scale = in_percent ? 1 : 100 / std::abs(middle);
+  const int decimals = scale * half < 1 ? 2 : scale * half < 10 ? 1 : 0;
+  return fmt::format("{:+.{}f} of +-{:.3g} {}", scale * (row.simulated - middle), decimals,
+                     scale * half, in_percent ? "points" : "%");
+}
+
+std::string markdown(const Reproduction& figure) {
+  const bool data_sheet = std::any_of(figure.rows.begin(), figure.rows.end(),
+                                      [](const auto& row) { return row.data_sheet.has_value(); });
+  std::string text = fmt::format(
+      "## {}\n\n{} (`{}.json`)\n\n| | published | simulated | verdict |{} why "
+      "|\n|---|---|---|---|---|{}\n",
+      figure.title, figure.source, figure.name,
+      data_sheet ? " by cause: data-sheet roofline |" : "", data_sheet ? "---|" : "");
+  for (const ReproducedRow& row : figure.rows) {
+    text += fmt::format("| {} | {} | {} | {} |{} {} |\n", row.what, row.published,
+                        simulated_text(row), verdict_text(row),
+                        data_sheet ? fmt::format(" {} |", data_sheet_text(row)) : std::string(),
+                        why_text(row));
+  }
+  if (!figure.assumed.empty()) text += "\nNot published, and how it was chosen:\n";
+  for (const std::string& assumption : figure.assumed)
+    text += wrapped("- " + assumption, 100, 2) + "\n";
+  return text;
+}
+
+std::string to_text(const Reproduction& figure) {
+  std::string text;
+  const auto line = [&](std::size_t indent, const std::string& content) {
+    text += std::string(indent, ' ') + wrapped(content, 100 - indent, indent + 2) + "\n";
+  };
+  line(0, figure.name + ": " + figure.title);
+  for (const ReproducedRow& row : figure.rows) {
+    line(2, row.what);
+    line(4, fmt::format("published {}, simulated {}: {}", row.published, simulated_text(row),
+                        verdict_text(row)));
+    if (row.data_sheet) line(4, "on a data-sheet roofline " + data_sheet_text(row));
+    if (const std::string why = why_text(row); !why.empty()) line(4, why);
+  }
+  return text;
+}
+
+}  // namespace moesim

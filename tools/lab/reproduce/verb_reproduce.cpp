@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "hardware/shipped.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/verbs.hpp"
+#include "tools/lab/reproduce/reproduction.hpp"
+
+namespace moesim {
+
+namespace {
+
+struct ReproduceOptions {
+  std::vector<std::string> names;
+  bool all = false;
+  std::filesystem::path folder = data_folder() / "configs/reproduce";
+};
+
+std::vector<std::filesystem::path> files_in(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".json") files.push_back(entry.path());
+  }
+  if (files.empty()) {
+    throw ConfigError(fmt::format("{}: no folder with figures in it", folder.string()));
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+/// The file of a figure. Throws ConfigError with the nearest names where there is none.
+std::filesystem::path file_of(const std::string& name, const std::filesystem::path& folder) {
+  const std::filesystem::path file = folder / (name + ".json");
+  if (std::filesystem::exists(file)) return file;
+  constexpr std::size_t telling = 5;  // letters
+  std::string like;
+  for (const std::filesystem::path& other : files_in(folder)) {
+    const std::string stem = other.stem().string();
+    if (stem.starts_with(name.substr(0, telling)))
+      like += (like.empty() ? "; names like it: " : ", ") + stem;
+  }
+  throw ConfigError(fmt::format("no figure is called \"{}\" in {}{}", name, folder.string(), like));
+}
+
+/// "244 rows within band (37 in two-sided bands, ...), 78 sign only, ...": how many rows came out
+/// how.
+std::string counts_text(const std::vector<Reproduction>& figures) {
+  std::array<int, verdict_names.size()> verdicts{};
+  std::array<int, band_kind_names.size()> within{};
+  std::array<int, verdict_names.size()> data_sheet{};
+  int informative = 0;
+  for (const Reproduction& figure : figures) {
+    for (const ReproducedRow& row : figure.rows) {
+      ++verdicts[static_cast<std::size_t>(row.verdict)];
+      if (row.verdict == Verdict::within_band) ++within[static_cast<std::size_t>(row.band)];
+      if (!row.data_sheet || row.verdict == Verdict::not_published) continue;
+      ++data_sheet[static_cast<std::size_t>(row.data_sheet_verdict)];
+      informative += row.data_sheet_verdict == Verdict::within_band &&
+                             (row.band == BandKind::two_sided || row.band == BandKind::exact)
+                         ? 1
+                         : 0;
+    }
+  }
+  std::string kinds;
+  for (std::size_t kind = 0; kind < within.size(); ++kind) {
+    if (within[kind] == 0) continue;
+    kinds += fmt::format("{}{} {}", kinds.empty() ? "" : ", ", within[kind], band_kind_names[kind]);
+  }
+  return wrapped(
+      fmt::format(
+          "{} rows within band ({}), {} sign only, {} not reproduced; {} more have nothing "
+          "published to compare with. Sources simulated the figures of {} rows. Of these, {} are "
+          "within band on a data-sheet roofline, {} of them in two-sided bands or exact. Reason: "
+          "a data-sheet roofline leaves out what calibrated kernels have.",
+          verdicts[0], kinds, verdicts[1], verdicts[2], verdicts[3],
+          data_sheet[0] + data_sheet[1] + data_sheet[2], data_sheet[0], informative),
+      100, 0);
+}
+
+/// What stands at the top of RESULTS.md; nothing where the folder has no such file.
+std::string summary_in(const std::filesystem::path& folder) {
+  std::ifstream file(folder / "summary.md");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The file of RESULTS.md: what the project found (summary.md of the folder, where there is one),
+/// how many rows came out how, then the figures.
+std::string results(const std::vector<Reproduction>& figures, const std::string& summary) {
+  std::string sections;
+  for (const Reproduction& figure : figures) sections += "\n" + markdown(figure);
+  return "# Published figures compared with simulated ones\n\n" + summary +
+         "Written by `moesim-lab reproduce --all`. No constant and no "
+         "preset is tuned to a row; README.md says\nhow bands are chosen.\n\n" +
+         counts_text(figures) + "\n" + sections;
+}
+
+bool verdicts_hold(const Reproduction& figure) {
+  return std::all_of(figure.rows.begin(), figure.rows.end(),
+                     [](const ReproducedRow& row) { return row.verdict == row.recorded; });
+}
+
+}  // namespace
+
+Action setup_reproduce(CLI::App& command) {
+  const auto options = std::make_shared<ReproduceOptions>();
+  command.add_option("NAME", options->names,
+                     "names of figures: files of the folder, without .json");
+  command.add_flag("--all", options->all, "all figures, and write RESULTS.md into the folder");
+  command.add_option("--folder", options->folder, "(default: configs/reproduce)");
+  return [options] {
+    if (options->all == !options->names.empty()) {
+      throw ConfigError("reproduce: expected names of figures, or --all");
+    }
+    std::vector<std::filesystem::path> files;
+    if (options->all) files = files_in(options->folder);
+    for (const std::string& name : options->names) files.push_back(file_of(name, options->folder));
+    const std::filesystem::path output = options->folder / "RESULTS.md";
+    if (options->all) require_writable(output);
+
+    std::vector<ConfigNode> nodes;
+    for (const std::filesystem::path& file : files) nodes.push_back(ConfigNode::from_file(file));
+    std::vector<Reproduction> figures;
+    bool hold = true;
+    for (const ConfigNode& node : nodes) {
+      spdlog::info("{} of {}: {}", figures.size() + 1, nodes.size(), node.file().stem().string());
+      figures.push_back(reproduce(node));
+      print((figures.size() > 1 ? "\n" : "") + to_text(figures.back()));
+      hold = hold && verdicts_hold(figures.back());
+    }
+    if (options->all) write_file(output, results(figures, summary_in(options->folder)));
+    if (!hold) spdlog::warn("a verdict differs from the one in its file");
+    return hold ? 0 : 3;
+  };
+}
+
+}  // namespace moesim

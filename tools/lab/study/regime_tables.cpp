@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/lab/study/regime_tables.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tools/cli/gnuplot.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/table.hpp"
+
+namespace moesim {
+
+namespace {
+
+// The rows of one table: a case under a set of constants, steps of one kind.
+struct Panel {
+  std::size_t of_case = 0, constants = 0;
+  StepKind kind = StepKind::decode;
+  bool has(const RegimeRow& row) const {
+    return row.place.of_case == of_case && row.place.constants == constants && row.kind == kind;
+  }
+};
+
+std::vector<Panel> panels_of(const RegimeStudy& study) {
+  std::vector<Panel> panels;
+  for (std::size_t of_case = 0; of_case < study.cases.size(); ++of_case) {
+    for (std::size_t constants = 0; constants < study.constants.size(); ++constants) {
+      if (!study.sequences.empty()) panels.push_back({of_case, constants, StepKind::decode});
+      if (!study.prompts.empty()) panels.push_back({of_case, constants, StepKind::prefill});
+    }
+  }
+  return panels;
+}
+
+std::string kind_name(StepKind kind) {
+  return std::string(step_kind_names[static_cast<std::size_t>(kind)]);
+}
+
+std::string heading_of(const RegimeStudy& study, const Panel& panel) {
+  std::vector<std::string> parts{study.cases[panel.of_case].first};
+  if (study.constants.size() > 1) parts.push_back(study.constants[panel.constants].first);
+  if (!study.prompts.empty()) parts.push_back(kind_name(panel.kind));
+  return fmt::format("{}", fmt::join(parts, "; "));
+}
+
+const std::string& policy_of(const RegimeStudy& study, const RegimeRow& row) {
+  return study.policies[row.place.policy].first;
+}
+
+std::string named(const RegimeStudy& study, const RegimeRow& row) {
+  return row.replication > 1 ? fmt::format("{} {:.4g}x", policy_of(study, row), row.replication)
+                             : policy_of(study, row);
+}
+
+std::string signed_percent(const PairedGain& gain) {
+  return fmt::format("{:+.1f} +-{:.1f}", gain.percent, gain.margin);
+}
+
+double kv_change(const RegimeRow& row, const RegimeRow& reference) {
+  return 100 * (row.kv_tokens / reference.kv_tokens - 1);
+}
+
+std::string map_text(const RegimeStudy& study, const std::vector<RegimeCell>& cells,
+                     const Panel& panel) {
+  const bool tells_exchange = study.exchanges.size() > 1;
+  std::vector<std::string> head{"x", "batch", "fastest"};
+  if (tells_exchange) head.push_back("behind");
+  for (const std::string& column :
+       {"step % of " + study.policies.front().first, std::string("% of metro"),
+        std::string("expert bytes %"), std::string("KV %"), std::string("as fast, most KV")})
+    head.push_back(column);
+  Table table(head);
+  bool any = false;
+  for (const RegimeCell& cell : cells) {
+    const RegimeRow& best = *cell.fastest;
+    if (!panel.has(best)) continue;
+    any = true;
+    std::vector<std::string> line{fmt::format("{:.3g}", best.x), fmt::format("{}", best.batch),
+                                  named(study, best)};
+    if (tells_exchange) line.push_back(study.exchanges[best.place.exchange].first);
+    for (const std::string& value :
+         {signed_percent(paired_gain(best.ms, cell.reference->ms)),
+          cell.metro ? signed_percent(paired_gain(best.ms, cell.metro->ms)) : "-",
+          fmt::format("{:+.1f}", paired_gain(best.read_mb, cell.reference->read_mb).percent),
+          fmt::format("{:+.1f}", kv_change(best, *cell.reference)), named(study, *cell.cheapest)})
+      line.push_back(value);
+    table.add(std::move(line));
+  }
+  return any ? table.text(100) : "no policy's batch fits\n";
+}
+
+std::string break_even_cell(const BreakEven& one) {
+  const std::optional<bool> pays = one.pays();
+  return fmt::format("{:+.1f} +-{:.1f} {}", one.us, one.margin,
+                     pays              ? (*pays ? "pays" : "no")
+                     : one.pays_fast() ? "ours"
+                                       : "open");
+}
+
+// How long each policy by global counts may take to decide, a line for each batch and rival of a
+// panel.
+std::string break_even_text(const RegimeStudy& study, const std::vector<BreakEven>& all,
+                            const Panel& panel) {
+  std::vector<std::string> head{"x", "batch", "rival"};
+  std::map<std::size_t, std::size_t> column;  // by policy
+  for (std::size_t policy = 0; policy < study.policies.size(); ++policy) {
+    const bool decides = std::ranges::any_of(all, [&](const BreakEven& one) {
+      return panel.has(*one.policy) && one.policy->place.policy == policy;
+    });
+    if (!decides) continue;
+    column[policy] = head.size();
+    head.push_back(study.policies[policy].first);
+  }
+  if (column.empty()) return "";
+  Table table(head);
+  std::vector<std::string> line;
+  const RegimeRow* rival = nullptr;
+  const auto end_line = [&] {
+    if (!line.empty()) table.add(std::exchange(line, {}));
+  };
+  for (const BreakEven& one : all) {
+    if (!panel.has(*one.policy)) continue;
+    if (one.rival != rival) {
+      end_line();
+      rival = one.rival;
+      line = {fmt::format("{:.3g}", rival->x), fmt::format("{}", rival->batch),
+              named(study, *rival)};
+      line.resize(head.size(), "-");
+    }
+    line[column.at(one.policy->place.policy)] = break_even_cell(one);
+  }
+  end_line();
+  return "break-even, us per MoE layer:\n" + table.text(100) + "\n";
+}
+
+// Who is the fastest under one set of constants, and by how much, whatever the exchange.
+std::string view_text(const RegimeStudy& study, const RegimeVerdict& verdict,
+                      std::size_t constants) {
+  std::vector<std::string> winners;
+  double least = 0, most = 0;
+  bool everywhere = true;
+  for (const RegimeView& view : verdict.views) {
+    if (view.constants != constants) continue;
+    const double gain = paired_gain(view.fastest->ms, view.reference->ms).percent;
+    least = winners.empty() ? gain : std::min(least, gain);
+    most = winners.empty() ? gain : std::max(most, gain);
+    const std::string family = family_of(study, *view.fastest);
+    if (std::ranges::count(winners, family) == 0) winners.push_back(family);
+    everywhere =
+        everywhere && verdict.family && std::ranges::count(view.as_fast, *verdict.family) > 0;
+  }
+  if (winners.empty()) return "-";
+  if (everywhere) winners = {*verdict.family};
+  return fmt::format("{} {:+.1f} to {:+.1f}", fmt::join(winners, ", "), least, most);
+}
+
+// What holds whatever is assumed, and what does not.
+std::string verdict_text(const RegimeStudy& study, const std::vector<RegimeVerdict>& verdicts) {
+  if (study.constants.size() * study.exchanges.size() == 1) return "";
+  std::vector<std::string> head{"case", "x"};
+  for (const auto& [name, settings] : study.constants)
+    head.push_back(name.empty() ? "fastest, step %" : name + ", step %");
+  head.push_back("verdict");
+  Table table(head);
+  std::size_t open = 0;
+  for (const RegimeVerdict& verdict : verdicts) {
+    const RegimeRow& some = *verdict.views.front().fastest;
+    std::string name = study.cases[some.place.of_case].first;
+    if (!study.prompts.empty()) name += "; " + kind_name(some.kind);
+    std::vector<std::string> line{name, fmt::format("{:.3g}", some.x)};
+    for (std::size_t constants = 0; constants < study.constants.size(); ++constants)
+      line.push_back(view_text(study, verdict, constants));
+    line.push_back(verdict.family.value_or("open"));
+    if (!verdict.family) ++open;
+    table.add(std::move(line));
+  }
+  return fmt::format("verdicts, {} of {} open:\n{}\n", open, verdicts.size(), table.text(100));
+}
+
+std::string legend(const RegimeStudy& study) {
+  std::string text =
+      wrapped(
+          "x: tokens * k / experts. %: the fastest compared with " + study.policies.front().first +
+          " and with the fastest metro. Compared are step time (with the 95 % interval over paired "
+          "batches), bytes of experts that the busiest GPU reads, and KV cache. As fast, most KV: "
+          "within the interval of the fastest.") +
+      "\n" +
+      wrapped(
+          "Break-even: how long a policy that needs the counts of all GPUs may take to decide, in "
+          "each MoE layer. At that time the policy is as fast as the rival: " +
+          study.policies.front().first +
+          ", or the fastest policy without these counts. Below 0: the policy is slower even if "
+          "deciding takes no time. "
+          "pays: the policy is faster with either of two times to decide, the published one and "
+          "that of our own kernels (hardware/measured). ours: with our own kernels alone. "
+          "no: with neither. open: with the published one alone, or within "
+          "the interval.") +
+      "\n";
+  if (study.constants.size() * study.exchanges.size() > 1)
+    text +=
+        wrapped("Verdicts: who is the fastest, and the range of its step compared with " +
+                study.policies.front().first +
+                ", each policy behind its best exchange and all behind the same one. A verdict is "
+                "as fast as the fastest, to 1 %, whichever is assumed. Open: the answer depends on "
+                "that. Policies whose names begin with the same word are one.") +
+        "\n";
+  return text;
+}
+
+}  // namespace
+
+std::string regime_text(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
+  const std::vector<RegimeCell> cells = regime_map(study, rows);
+  const std::vector<BreakEven> decided = break_even(study, rows);
+  std::string text;
+  for (const Panel& panel : panels_of(study))
+    text += fmt::format("{}\n{}\n{}", heading_of(study, panel), map_text(study, cells, panel),
+                        break_even_text(study, decided, panel));
+  return text + verdict_text(study, regime_verdicts(study, rows)) + legend(study);
+}
+
+std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
+  std::string csv =
+      "case,constants,exchange,policy,replication,step,batch,x,fits,step_ms,free_ms,published_ms,"
+      "fast_ms,activated,read_mb,kv_tokens,step_vs_reference_percent,margin,"
+      "bytes_vs_reference_percent,margin,step_vs_metro_percent,margin\n";
+  const std::vector<RegimeCell> cells = regime_map(study, rows);
+  const auto optional_mean = [](const std::vector<double>& values) {
+    return values.empty() ? std::string() : fmt::format("{:.6g}", mean_of(values));
+  };
+  const auto gain = [](const std::vector<double>& of, const std::vector<double>& against) {
+    const PairedGain pair = paired_gain(of, against);
+    return fmt::format("{:.4f},{:.4f}", pair.percent, pair.margin);
+  };
+  for (const RegimeRow& row : rows) {
+    const Panel panel{row.place.of_case, row.place.constants, row.kind};
+    const auto cell = std::ranges::find_if(cells, [&](const RegimeCell& other) {
+      return panel.has(*other.fastest) && other.fastest->batch == row.batch;
+    });
+    if (cell == cells.end()) continue;
+    csv += fmt::format(
+        "\"{}\",\"{}\",\"{}\",\"{}\",{:.6g},{},{},{:.6g},{},{:.6g},{},{},{},{:.6g},{:.6g},{:.0f},"
+        "{},{},{}\n",
+        study.cases[row.place.of_case].first, study.constants[row.place.constants].first,
+        study.exchanges[row.place.exchange].first, policy_of(study, row), row.replication,
+        kind_name(row.kind), row.batch, row.x, row.fits ? 1 : 0, mean_of(row.ms),
+        optional_mean(row.free_ms), optional_mean(row.published_ms), optional_mean(row.fast_ms),
+        mean_of(row.activated), mean_of(row.read_mb), row.kv_tokens,
+        gain(row.ms, cell->reference->ms), gain(row.read_mb, cell->reference->read_mb),
+        cell->metro != nullptr ? gain(row.ms, cell->metro->ms) : ",");
+  }
+  return csv;
+}
+
+namespace {
+
+// A policy's step against the reference's over x, at its best ratio and exchange for each.
+std::string series_of(const std::vector<RegimeCell>& cells, const std::vector<RegimeRow>& rows,
+                      const Panel& panel, std::size_t policy) {
+  std::map<double, double> best;
+  for (const RegimeCell& cell : cells) {
+    if (!panel.has(*cell.fastest)) continue;
+    for (const RegimeRow& row : rows) {
+      if (!panel.has(row) || row.batch != cell.fastest->batch || row.place.policy != policy)
+        continue;
+      const double percent = paired_gain(row.ms, cell.reference->ms).percent;
+      const auto [known, is_new] = best.emplace(row.x, percent);
+      if (!is_new) known->second = std::min(known->second, percent);
+    }
+  }
+  std::string places;
+  for (const auto& [x, percent] : best) places += fmt::format("{} {}\n", x, percent);
+  return places;
+}
+
+}  // namespace
+
+void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
+                  const std::filesystem::path& file) {
+  plot_terminal(file);  // refuses other endings
+  require_writable(file);
+  const std::vector<RegimeCell> cells = regime_map(study, rows);
+  std::string data, panels, titles;
+  std::size_t index = 0;
+  int drawn = 0;
+  for (const Panel& panel : panels_of(study)) {
+    std::string plot;
+    for (std::size_t i = 0; i < study.policies.size(); ++i) {
+      const std::string places = series_of(cells, rows, panel, i);
+      if (places.empty()) continue;
+      data += fmt::format("x {}\n{}\n\n", plot_heading(study.policies[i].first), places);
+      plot += fmt::format(
+          "{} ARG1 index {} using 1:2 with linespoints pt {} ps 0.6 lw 1.5 dt {} lc rgb '{}' title "
+          "columnheader(2)",
+          plot.empty() ? "plot" : ",", index++, plot_shapes[i % plot_shapes.size()],
+          1 + i / plot_colours.size(), plot_colours[i % plot_colours.size()]);
+    }
+    if (plot.empty()) continue;
+    titles += plot_heading(heading_of(study, panel)) + " ";
+    panels += fmt::format("set title word(ARG4, {}) noenhanced\n{}\n", ++drawn, plot);
+  }
+  const int columns = std::max(1, static_cast<int>(std::ceil(std::sqrt(drawn))));
+  const int lines = std::max(1, (drawn + columns - 1) / columns);
+  const std::string script = fmt::format(
+      "set terminal {}\nset grid linecolor '#CCCCCC'\nset border 3\nset tics nomirror\n"
+      "set key below Left reverse noenhanced\nset logscale x 2\nset xlabel ARG2\n"
+      "set ylabel ARG3\nset multiplot layout {},{}\n{}unset multiplot\n",
+      plot_terminal(file, columns, lines), lines, columns, panels);
+  write_file(file, run_gnuplot(script, data,
+                               {"x = tokens * k / experts",
+                                "step, % of " + study.policies.front().first, titles}));
+}
+
+}  // namespace moesim

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tools/lab/study/regimes.hpp"
+
+namespace moesim {
+
+/// The map, break-even times and verdicts as tables, at most 100 columns wide.
+std::string regime_text(const RegimeStudy&, const std::vector<RegimeRow>& rows);
+/// All rows, with each one's gains over the reference and over the fastest METRO.
+std::string regime_csv(const RegimeStudy&, const std::vector<RegimeRow>& rows);
+/// Step time against the reference's over x, a panel per case and constants, a line per policy at
+/// its best ratio and exchange, with gnuplot: .svg, .png or .pdf.
+void plot_regimes(const RegimeStudy&, const std::vector<RegimeRow>& rows,
+                  const std::filesystem::path& file);
+
+}  // namespace moesim
