@@ -378,7 +378,7 @@ mkfifo "$work/pipe"
 ln -s loop "$work/loop"
 : >"$work/empty"
 for verb in run check explain sweep "place --placement" "trace info" "report -o $work/page.html" pareto \
-  "route --policy even --placement $work/p.npy --tokens" "calibrate --gpu h100 -o $work/gpu.json --points"; do
+  "replay --routing even --placement $work/p.npy --tokens" "calibrate --gpu h100 -o $work/gpu.json --points"; do
   for input in deep.json pipe loop empty none .; do
     # shellcheck disable=SC2086
     refuses "$verb $input" . $verb "$work/$input"
@@ -391,7 +391,7 @@ refuses "more ids than fit" 'expert ids of gpt-oss-20b' trace generate --model m
   --gating '{"type": "uniform", "requests": 1000000, "prompt_rows": 1000000}'
 printf '{"num_gpus": 2, "num_experts": 3, "experts_on_gpu": [[[0, 1], [2]]]}' >"$work/three.json"
 printf '{"topk_ids": [[[0, 1], [2, 2]]]}' >"$work/twice.json"
-refuses "an expert twice in a token" 'topk_ids/0/1/1: expert 2 twice' route --policy even --placement "$work/three.json" \
+refuses "an expert twice in a token" 'topk_ids/0/1/1: expert 2 twice' replay --routing even --placement "$work/three.json" \
   --tokens "$work/twice.json"
 
 # Keys, for people and for editors.

@@ -3,8 +3,8 @@
 
   tests/commands.py MOESIM [--seconds N]
 
-What tests/fuzz cannot reach: whole verbs (tune, reproduce, merge, sweep, pareto, compare, best, report, replay, place,
-route, validate, calibrate) and --set, each with good input of which something was changed: a value of a JSON file, a
+What tests/fuzz cannot reach: whole verbs (tune, reproduce, sweep, pareto, compare, report, replay, place,
+validate, calibrate) and --set, each with good input of which something was changed: a value of a JSON file, a
 key, bytes of any file, or the file for a folder, a pipe's end, a link to itself, or gigabytes of nothing. MOESIM_SEED
 says where to begin (1), MOESIM_WORLDS how many command lines (200; without end where --seconds is given). Each must end
 with 0, with 3, or with 2 and one line on stderr and nothing on stdout; no sanitizer may speak. What does not stays in
@@ -60,10 +60,10 @@ COMMANDS = [
     ("sweep sweep.json -o store.sqlite", ["sweep.json", "store.sqlite"]),
     ("reproduce --folder . figure", ["figure.json"]),
     ("reproduce --folder . table", ["table.json"]),
-    ("merge -o merged.sqlite part1.sqlite part2.sqlite", ["part1.sqlite", "part2.sqlite"]),
+    ("sweep -o merged.sqlite --merge part1.sqlite part2.sqlite", ["part1.sqlite", "part2.sqlite"]),
     ("pareto store.sqlite --by /token_routing/decode --csv out.csv", ["store.sqlite"]),
     ("compare store.sqlite --baseline /token_routing/decode=even --candidate /token_routing/decode=static_primary", ["store.sqlite"]),
-    ("best store.sqlite --over /scheduling/max_num_seqs", ["store.sqlite"]),
+    ("compare store.sqlite --best /scheduling/max_num_seqs", ["store.sqlite"]),
     ("report store.sqlite -o page.html", ["store.sqlite"]),
     ("run base.json --json", ["base.json"]),
     ("check base.json", ["base.json"]),
@@ -75,7 +75,7 @@ COMMANDS = [
     ("trace info trace", ["trace/topk_ids.npy", "trace/meta.json", "trace/requests.jsonl"]),
     ("place --policy eplb --load load.json --gpus 2 --replication 1.5", ["load.json"]),
     ("place --placement placement.json --load load.json --score", ["placement.json", "load.json"]),
-    ("route --policy metro --placement placement.json --tokens tokens.json", ["placement.json", "tokens.json"]),
+    ("replay --routing metro --placement placement.json --tokens tokens.json", ["placement.json", "tokens.json"]),
     ("validate --points points.csv", ["points.csv"]),
     ("calibrate --points points.csv --gpu h100 -o gpu.json", ["points.csv"]),
     ("""run base.json --json --set '/workload/arrivals={"type": "trace", "file": "requests.jsonl"}'""", ["requests.jsonl"]),

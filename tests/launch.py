@@ -126,7 +126,7 @@ def try_name(number, name, programs, top):
     if filled.returncode != 0:
         failures.append(f"sweep {name!r}: {filled.stderr.strip()}")
     for engine in ENGINES:
-        for verb, arguments in (("best", ("s.sqlite", "--over", "/scheduling/max_num_seqs")), ("tune", ("sweep.json",))):
+        for verb, arguments in (("compare", ("s.sqlite", "--best", "/scheduling/max_num_seqs")), ("tune", ("sweep.json",))):
             done = run(verb, *arguments, "--launch", engine, cwd=work)
             judge(f"{verb} path {name!r} {engine}", name, done, engine, programs, work / f"{verb}-{engine}", [arrives])
 

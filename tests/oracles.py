@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do `place` and `route` give the known answers, through the command line?
+"""Do `place` and `replay --tokens` give the known answers, through the command line?
 
     tests/oracles.py MOESIM [ORACLES]
 
@@ -53,7 +53,7 @@ def route(oracle, policy, work):
     placement = {"num_gpus": given["G"], "num_experts": given["N"], "experts_on_gpu": [experts_on_gpu(given)]}
     (work / "placement.json").write_text(json.dumps(placement))
     (work / "tokens.json").write_text(json.dumps({"tokens": [given["T"]]}))
-    out = run("route", "--policy", policy, "--placement", work / "placement.json", "--tokens", work / "tokens.json", "--json")
+    out = run("replay", "--routing", policy, "--placement", work / "placement.json", "--tokens", work / "tokens.json", "--json")
     return json.loads(out)["layers"][0]
 
 

@@ -54,7 +54,7 @@ unchanged six.sqlite "a changed sweep"
 cp six.sqlite other.sqlite
 sqlite3 other.sqlite "UPDATE meta SET schema_version = 99"
 cp other.sqlite other.sqlite.before
-for verb in "sweep six.json -o" "pareto" "merge six.sqlite -o"; do
+for verb in "sweep six.json -o" "pareto" "sweep --merge six.sqlite -o"; do
   # shellcheck disable=SC2086
   refuses "$verb: another schema" 'other.sqlite: is a store of schema version 99, this moesim reads' $verb other.sqlite
 done
@@ -106,20 +106,20 @@ refuses "a shard on a cluster" 'excludes' sweep six.json -o s.sqlite --shard 1/2
 for i in 1 2 3 4; do
   "$moesim" sweep six.json -o shard$i.sqlite --shard $i/4 >/dev/null 2>&1 || fail "shard $i"
 done
-"$moesim" merge shard{1,2,3,4}.sqlite -o merged.sqlite >out 2>&1 || fail "merge: $(cat out)"
+"$moesim" sweep --merge shard{1,2,3,4}.sqlite -o merged.sqlite >out 2>&1 || fail "merge: $(cat out)"
 in_order() { sqlite3 "$1" "SELECT config_hash FROM points ORDER BY rowid"; }
 cmp -s <(in_order six.sqlite) <(in_order merged.sqlite) || fail "merged points are not in the order of the sweep"
 cmp -s <(rows six.sqlite) <(rows merged.sqlite) || fail "merged shards give another result"
 sqlite3 merged.sqlite .dump >merged.before
-"$moesim" merge shard{4,1}.sqlite -o merged.sqlite >/dev/null 2>&1 || fail "merging again"
+"$moesim" sweep --merge shard{4,1}.sqlite -o merged.sqlite >/dev/null 2>&1 || fail "merging again"
 cmp -s <(sqlite3 merged.sqlite .dump) merged.before || fail "merging again changed the store"
 sqlite3 shard2.sqlite "UPDATE points SET report = '{}'"
 refuses "contradictory rows" 'merged.sqlite: point [0-9a-f]+ has another report than in shard2.sqlite' \
-  merge shard{1,2}.sqlite -o merged.sqlite
+  sweep --merge shard{1,2}.sqlite -o merged.sqlite
 cmp -s <(sqlite3 merged.sqlite .dump) merged.before || fail "a refused merge changed the store"
 "$moesim" sweep changed.json -o changed.sqlite >/dev/null 2>&1 || fail "the changed sweep"
 refuses "stores of two sweeps" 'changed.sqlite: holds another sweep than shard1.sqlite' \
-  merge shard1.sqlite changed.sqlite -o new.sqlite
+  sweep --merge shard1.sqlite changed.sqlite -o new.sqlite
 [[ -e new.sqlite ]] && fail "a refused merge left a store"
 (PATH=/nowhere && exec "$moesim" sweep six.json -o s.sqlite --launcher slurm) >out 2>err
 grep -q '^moesim: sbatch cannot be run' err || fail "no Slurm: $(cat err)"

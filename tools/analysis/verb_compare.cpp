@@ -3,8 +3,11 @@
 
 #include <spdlog/spdlog.h>
 
+#include "sim/report/metric_catalogue.hpp"
+#include "tools/analysis/best.hpp"
 #include "tools/analysis/comparable.hpp"
 #include "tools/analysis/compare.hpp"
+#include "tools/cli/launch.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
@@ -17,15 +20,48 @@ namespace {
 struct CompareOptions {
   std::string store;
   std::vector<std::string> baseline, candidate, fail_if;
-  bool json = false;
+  std::string best, launch, base, metric{moesim::metric("total_token_throughput").pointer};
+  bool lower = false, json = false;
 };
+
+// The point that is best of all groups.
+const StoredPoint& best_of_all(const BestChoice& choice) {
+  const Alternative* best = nullptr;
+  for (const Alternatives& group : choice.groups) {
+    for (const Alternative& value : group.values) {
+      const bool better = best == nullptr || (choice.lower_is_better ? value.metric < best->metric
+                                                                     : value.metric > best->metric);
+      if (better) best = &value;
+    }
+  }
+  return *best->point;
+}
+
+// What each value of the axis gains and costs.
+int run_best(const CompareOptions& options) {
+  const Store store = Store::open(options.store);
+  std::vector<std::string> pointers = best_pointers();
+  pointers.insert(pointers.end(), {options.best, options.metric});
+  for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
+  const BestChoice choice =
+      best_choice(read_comparable(store, pointers), options.best, options.metric, options.lower);
+  print(options.json ? best_json(choice).dump(1) + "\n"
+                     : best_text(choice) + trust_line(choice.sweep));
+  if (options.launch.empty()) return 0;
+  const StoreRow best = store.row(best_of_all(choice).config_hash);
+  const ConfigNode config(Json::parse(best.config),
+                          options.base.empty() ? options.store : options.base);
+  print("\n" + launch_text(options.launch, read_spec(config)));
+  return 0;
+}
 
 int run(const CompareOptions& options) {
   std::vector<Limit> limits;
   for (const std::string& text : options.fail_if) limits.push_back(parse_limit(text));
   if (options.baseline.empty() || options.candidate.empty())
-    throw ConfigError(fmt::format("--baseline, --candidate: give both; {} varies: {}",
-                                  options.store, axes_text(Store::open(options.store))));
+    throw ConfigError(
+        fmt::format("compare: give --baseline and --candidate, or --best; {} varies: {}",
+                    options.store, axes_text(Store::open(options.store))));
   const std::vector<Setting> baseline = parse_settings(options.baseline);
   const std::vector<Setting> candidate = parse_settings(options.candidate);
   std::vector<std::string> pointers;
@@ -75,9 +111,28 @@ Action setup_compare(CLI::App& command) {
       .add_option("--fail-if", options->fail_if,
                   "exit 3 if e.g. \"total_token_throughput < 0.98\" (mean); repeatable")
       ->allow_extra_args(false);
+  CLI::Option* best = command.add_option(
+      "--best", options->best,
+      "instead of two settings: pointer to an axis, e.g. /placement/replication; prints the best "
+      "value, and what each value gains and costs");
+  for (const char* pairs : {"--baseline", "--candidate", "--fail-if"})
+    best->excludes(command.get_option(pairs));
+  command
+      .add_option("--metric", options->metric,
+                  "--best: quantity to maximise, a pointer into the report")
+      ->capture_default_str()
+      ->needs(best);
+  command.add_flag("--lower", options->lower, "--best: minimise the metric instead")->needs(best);
+  add_launch_option(command, options->launch);
+  command
+      .add_option("--base", options->base,
+                  "--launch: the sweep's base file, by whose folder paths in configs go "
+                  "(default: the store's folder)")
+      ->needs(best);
+  command.get_option("--launch")->needs(best);
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(std::string(compare_footer));
-  return [options] { return run(*options); };
+  return [options] { return options->best.empty() ? run(*options) : run_best(*options); };
 }
 
 }  // namespace moesim

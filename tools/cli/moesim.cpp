@@ -14,7 +14,6 @@ constexpr std::array ask{
     Verb{"what-if", "an experiment compared with a changed one, and what tells why", setup_what_if},
     Verb{"replay", "score policies on a recorded routing trace, without an event loop",
          setup_replay},
-    Verb{"route", "one token-routing decision, explained", setup_route},
     Verb{"place", "make an expert placement from observed loads", setup_place},
     Verb{"bench", "your own benchmark compared with its simulation; corrects predictions",
          setup_bench}};
@@ -22,10 +21,9 @@ constexpr std::array ask{
 constexpr std::array many{
     Verb{"sweep", "simulate many experiments, on all cores, into a SQLite store; resumes",
          setup_sweep},
-    Verb{"merge", "merge the shards of a sweep into one store", setup_merge},
     Verb{"tune", "the best point of a sweep under an SLO, without running all points", setup_tune},
-    Verb{"compare", "ratios between two settings on otherwise equal points", setup_compare},
-    Verb{"best", "the best value of one axis, and what each value gains and costs", setup_best},
+    Verb{"compare", "ratios between two settings on otherwise equal points; the best value",
+         setup_compare},
     Verb{"pareto", "the frontier of a store: throughput against latency", setup_pareto},
     Verb{"report", "one HTML page of a store that opens offline", setup_report}};
 
@@ -43,7 +41,7 @@ constexpr std::array groups{VerbGroup{"One question", ask}, VerbGroup{"Many runs
 }  // namespace moesim
 
 int main(int argc, char** argv) {
-  return moesim::run_program(
+  return moesim::run_command_line(
       {"moesim", "simulates clusters that serve Mixture-of-Experts models", moesim::groups}, argc,
       argv);
 }

@@ -192,7 +192,7 @@ int main_with_errors(const Program& program, std::vector<char*> words) {
 
 }  // namespace
 
-int run_program(const Program& program, int argc, char** argv) {
+int run_command_line(const Program& program, int argc, char** argv) {
   open_closed_descriptors();
   // stdout is for results; everything else goes to stderr.
   spdlog::set_default_logger(spdlog::stderr_color_mt(std::string(program.name)));

@@ -21,6 +21,6 @@ struct Program {
 };
 
 /// Parses the command line, runs the verb and returns the exit code. Prints each error as one line.
-int run_program(const Program&, int argc, char** argv);
+int run_command_line(const Program&, int argc, char** argv);
 
 }  // namespace moesim

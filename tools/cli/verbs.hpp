@@ -25,16 +25,13 @@ struct Verb {
 Action setup_run(CLI::App&);
 Action setup_plan(CLI::App&);
 Action setup_sweep(CLI::App&);
-Action setup_merge(CLI::App&);
 Action setup_pareto(CLI::App&);
 Action setup_compare(CLI::App&);
 Action setup_report(CLI::App&);
-Action setup_best(CLI::App&);
 Action setup_tune(CLI::App&);
 Action setup_replay(CLI::App&);
 Action setup_bench(CLI::App&);
 Action setup_place(CLI::App&);
-Action setup_route(CLI::App&);
 Action setup_explain(CLI::App&);
 Action setup_what_if(CLI::App&);
 Action setup_trace(CLI::App&);

@@ -33,6 +33,6 @@ constexpr std::array groups{VerbGroup{"Judge the model", judge}, VerbGroup{"Fit 
 }  // namespace moesim
 
 int main(int argc, char** argv) {
-  return moesim::run_program({"moesim-lab", "fits and judges the model of moesim", moesim::groups},
-                             argc, argv);
+  return moesim::run_command_line(
+      {"moesim-lab", "fits and judges the model of moesim", moesim::groups}, argc, argv);
 }

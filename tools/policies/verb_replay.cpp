@@ -12,13 +12,14 @@
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/policies/route_tokens.hpp"
 
 namespace moesim {
 
 namespace {
 
 struct ReplayOptions {
-  std::string trace;
+  std::string trace, tokens;
   std::vector<std::string> placements{"eplb"};
   std::vector<std::string> routings{"even", "metro", "optimal"};
   std::string sample = "distinct", fit = "self", capacity = "dropless", copies = "uniform",
@@ -172,6 +173,22 @@ int replay_trace(const ReplayOptions& options) {
   return 0;
 }
 
+// One batch of known counts, without a trace.
+int route_tokens(const ReplayOptions& options, const CLI::App& command) {
+  constexpr std::array allowed{"tokens", "placement", "routing", "json"};
+  for (const CLI::Option* given : command.get_options()) {
+    const std::string& name = given->get_lnames().empty() ? "" : given->get_lnames().front();
+    if (given->count() > 0 && std::ranges::find(allowed, name) == allowed.end())
+      throw ConfigError(fmt::format("replay --tokens: --{} has no effect; leave it out", name));
+  }
+  if (command.count("--placement") == 0 || command.count("--routing") == 0 ||
+      options.placements.size() != 1 || options.routings.size() != 1)
+    throw ConfigError("replay --tokens: give one placement file (--placement) and one --routing");
+  print(routed_tokens(policy_node(options.routings.front(), "--routing"),
+                      options.placements.front(), options.tokens, options.json));
+  return 0;
+}
+
 // How batches are drawn and what of them is counted.
 void add_scoring(CLI::App& command, ReplayOptions& options) {
   ReplayConfig& config = options.config;
@@ -220,10 +237,12 @@ Action setup_replay(CLI::App& command) {
   config.replications = {1.0};
   config.batches = {32};
   config.seed = 1;
-  command.add_option("--trace", options->trace, "routing trace, a directory")->required();
-  command.add_option("--gpus", config.gpus, "expert-parallel ranks")
-      ->required()
-      ->check(CLI::Range(1, 1 << 16));
+  command.add_option("--trace", options->trace, "routing trace, a directory");
+  command.add_option("--tokens", options->tokens,
+                     "instead of a trace: one batch, {\"tokens\": [layers][experts]} or "
+                     "{\"topk_ids\": [layers][tokens][k], \"source_rank\": [tokens]}; prints what "
+                     "one --routing decides under the placement in the file --placement");
+  command.add_option("--gpus", config.gpus, "expert-parallel ranks")->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--placement", options->placements,
                   "policies, comma-separated, with options as name:key=value (eplb)")
@@ -265,7 +284,12 @@ Action setup_replay(CLI::App& command) {
       .add_flag("--each-batch", options->each_batch,
                 "print the slots of every batch too, to compare rows batch by batch")
       ->needs(json);
-  return [options] { return replay_trace(*options); };
+  return [options, &command] {
+    if (!options->tokens.empty()) return route_tokens(*options, command);
+    if (options->trace.empty() || options->config.gpus == 0)
+      throw ConfigError("replay: give --trace DIR and --gpus N, or --tokens FILE");
+    return replay_trace(*options);
+  };
 }
 
 }  // namespace moesim

@@ -38,7 +38,7 @@ std::string array_script(const fs::path& program, const fs::path& config, const 
 
 std::string merge_script(const fs::path& program, const fs::path& folder, const fs::path& store,
                          const SlurmOptions& options) {
-  std::string script = "#!/bin/bash\nexec " + quoted(program.string()) + " merge";
+  std::string script = "#!/bin/bash\nexec " + quoted(program.string()) + " sweep --merge";
   for (std::size_t i = 1; i <= options.tasks; ++i)
     script += " \\\n  " + quoted(shard_file(folder, std::to_string(i), options.tasks).string());
   return script + " \\\n  -o " + quoted(store.string()) + "\n";

@@ -25,6 +25,7 @@ constexpr int exit_internal_error = 1;
 
 struct SweepArguments {
   std::string config, store, shard, launcher = "here";
+  std::vector<std::string> merged;
   int threads = 0;
   SlurmOptions slurm;
 };
@@ -109,7 +110,17 @@ int run_here(const SweepArguments& options, Sweep sweep, const PointRunner& runn
   return failed ? exit_internal_error : 0;
 }
 
+// Shards into one store. Merging again changes nothing.
+int merge(const SweepArguments& options) {
+  merge_stores({options.merged.begin(), options.merged.end()}, options.store);
+  print(sweep_text(read_for_text(Store::open(options.store))));
+  return 0;
+}
+
 int run(const SweepArguments& options) {
+  if (!options.merged.empty()) return merge(options);
+  if (options.config.empty())
+    throw ConfigError("sweep: give a sweep, a JSON file, or --merge STORE...");
   Store::check_name(options.store);
   Sweep sweep = expand_sweep(ConfigNode::from_file(options.config));
   if (!options.shard.empty()) sweep = shard_of(std::move(sweep), parse_shard(options.shard));
@@ -139,7 +150,12 @@ Exit: 0 done (points that cannot be run are listed), 1 a point failed, 2 bad inp
 
 Action setup_sweep(CLI::App& command) {
   const auto options = std::make_shared<SweepArguments>();
-  command.add_option("CONFIG", options->config, "sweep, a JSON file")->required();
+  CLI::Option* config = command.add_option("CONFIG", options->config, "sweep, a JSON file");
+  command
+      .add_option("--merge", options->merged,
+                  "instead of CONFIG: stores that --shard wrote, put into one; stores of "
+                  "different sweeps, or with different results of one point, are refused")
+      ->excludes(config);
   command.add_option("-o,--output", options->store, "store of the results, a SQLite file")
       ->required();
   command.add_option("-j,--threads", options->threads, "threads to use (default: all cores)")
@@ -147,7 +163,7 @@ Action setup_sweep(CLI::App& command) {
   CLI::Option* shard =
       command
           .add_option("--shard", options->shard,
-                      "run every Nth point from the Ith on: I/N, merge the stores later")
+                      "run every Nth point from the Ith on: I/N; --merge joins the stores")
           ->check([](const std::string& text) -> std::string {
             return text.empty() ? "expected I/N, e.g. 2/8, found nothing" : "";
           });

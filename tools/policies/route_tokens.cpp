@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "tools/policies/route_tokens.hpp"
+
 #include <algorithm>
 #include <numeric>
 #include <optional>
@@ -7,20 +9,11 @@
 
 #include "sim/placement/files/placement_file.hpp"
 #include "sim/step/routed_layer.hpp"
-#include "tools/cli/output.hpp"
-#include "tools/cli/policy_options.hpp"
 #include "tools/cli/table.hpp"
-#include "tools/cli/verbs.hpp"
 
 namespace moesim {
 
 namespace {
-
-struct RouteOptions {
-  PolicyOptions policy;
-  std::string placement, tokens;
-  bool json = false;
-};
 
 using Counts = std::vector<std::int32_t>;  // tokens per expert
 
@@ -204,15 +197,19 @@ std::string to_text(const std::vector<Routed>& layers) {
   return text;
 }
 
-int route(const RouteOptions& options) {
-  const ExpertPlacement placement = read_placement(std::filesystem::path(options.placement));
-  const auto router = token_routers().make(options.policy.node())({placement});
-  const Tokens tokens = read_tokens(options.tokens, placement);
+}  // namespace
+
+std::string routed_tokens(const ConfigNode& policy, const std::string& placement_file,
+                          const std::string& tokens_file, bool json) {
+  const ExpertPlacement placement = read_placement(std::filesystem::path(placement_file));
+  const auto router = token_routers().make(policy)({placement});
+  const Tokens tokens = read_tokens(tokens_file, placement);
+  const auto name = policy.json().at("type").get<std::string>();
   if (router->needs_token_rows() && !tokens.has_rows) {
     throw ConfigError(
         fmt::format("{}: \"{}\" decides token by token: give \"topk_ids\" [layers][tokens][k] (and "
                     "\"source_rank\" [tokens]; rank 0 if absent) instead of \"tokens\"",
-                    options.tokens, options.policy.name));
+                    tokens_file, name));
   }
   RoutedLayer one;
   std::vector<Routed> layers;
@@ -227,24 +224,7 @@ int route(const RouteOptions& options) {
                       std::move(load),
                       {one.copies().begin(), one.copies().end()}});
   }
-  print(options.json ? to_json(options.policy.name, *router, layers).dump() + "\n"
-                     : to_text(layers));
-  return 0;
-}
-
-}  // namespace
-
-Action setup_route(CLI::App& command) {
-  const auto options = std::make_shared<RouteOptions>();
-  options->policy.add_to(command);
-  command.add_option("--placement", options->placement, "placement file")->required();
-  command
-      .add_option("--tokens", options->tokens,
-                  "{\"tokens\": [layers][experts]} or {\"topk_ids\": [layers][tokens][k], "
-                  "\"source_rank\": [tokens]}")
-      ->required();
-  command.add_flag("--json", options->json, "print JSON instead of tables");
-  return [options] { return route(*options); };
+  return json ? to_json(name, *router, layers).dump() + "\n" : to_text(layers);
 }
 
 }  // namespace moesim
