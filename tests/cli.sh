@@ -80,7 +80,10 @@ PY
 run --json --set /slo='{"ttft":"10 ms","tpot":"5 ms"}' --set '/parallel={"dp":4,"ep":4}' --set /instances=2 >"$work/two" 2>/dev/null
 python3 - "$work/keys" "$work/a" "$work/two" <<'PY' || fail "keys of a report that keys report lacks"
 import json, re, sys
-rows = [line.split()[0] for line in open(sys.argv[1]) if line.startswith("/")]
+lines = [line.split() for line in open(sys.argv[1]) if line.startswith("/")]
+rows = [words[0] for words in lines]
+for group, as_group in [(words[0][:-3], words[-1][:-3]) for words in lines if words[0].endswith("/...")]:
+    rows += [group + row[len(as_group):] for row in rows if row.startswith(as_group) and not row.endswith("/...")]
 part = lambda p: r"\d+" if p == "N" else "[^/]+" if p.isupper() else re.escape(p)
 known = [re.compile("/".join(map(part, r.split("/"))) + "(/.*)?") for r in rows]
 def pointers(value, at=""):
@@ -396,13 +399,16 @@ refuses "an expert twice in a token" 'topk_ids/0/1/1: expert 2 twice' replay --r
 
 # Keys, for people and for editors.
 "$moesim" keys >"$work/keys" || fail "keys: exit $?"
+(($(wc -l <"$work/keys") <= 40)) && grep -q '^/slo ' "$work/keys" && grep -q ' /kv_cache/prefix_caching' "$work/keys" || fail "basic and usual keys"
+"$moesim" keys PREFIX | grep -q '^/kv_cache/prefix_caching ' || fail "keys PREFIX does not find prefix_caching"
+"$moesim" keys --all >"$work/keys" || fail "keys --all: exit $?"
 (($(wc -L <"$work/keys") <= 100)) || fail "keys are wider than 100 columns"
 "$moesim" keys --schema | python3 -c 'import json, sys; assert json.load(sys.stdin)["properties"]["seed"]["default"] == 1' ||
   fail "keys --schema"
 "$moesim" run --help | grep -q 'moesim keys' || fail "run --help says nothing of keys"
 refuses "a schema of a part" 'is of a whole file' keys placement --schema
 refuses "a sweep run as an experiment" 'this is a sweep, not an experiment' run configs/quick_sweep.json
-refuses "keys of nothing" 'no policy "plcement"; did you mean "placement"\?' keys plcement
+refuses "keys of nothing" 'did you mean "placement"\?' keys plcement
 refuses "keys of a misspelt policy" 'did you mean "metro"\?' keys metor
 
 # A batch that holds the same recording several times activates too few experts, and the run says so.

@@ -12,6 +12,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tools/config/config_keys.hpp"
+#include "tools/config/key_rows.hpp"
 #include "tools/config/keys_markdown.hpp"
 #include "tools/sweep/sweep.hpp"
 
@@ -383,8 +384,39 @@ TEST_CASE("the text names every key and fits the terminal") {
   }
   CHECK_THAT(keys_text(policies, "even"),
              Contains("(no keys of its own; for the keys around it: moesim keys token_routing)"));
-  CHECK_THAT(config_error([&] { keys_text(policies, "metr"); }),
+  CHECK_THAT(config_error([&] { keys_text(policies, "metor"); }),
              Contains("did you mean \"metro\"?"));
+}
+
+TEST_CASE("any other word is searched in names and texts, whatever its case") {
+  const PolicyRows policies = Policies().rows();
+  const std::string found = keys_text(policies, "Prefix");
+  CHECK_THAT(found, Contains("\n/kv_cache/prefix_caching ") &&
+                        Contains("policies of request_routing\n") &&
+                        Contains("keys of a report\n") && !Contains("/parallel/tp"));
+  CHECK_THAT(keys_text(policies, "system prompt"), Contains("/workload/sessions/shared_prefix"));
+  CHECK_THAT(keys_text(policies, "/parallel/dp"), Contains("/parallel/dp "));
+}
+
+TEST_CASE("every level has the keys that its list names") {
+  std::map<KeyLevel, int> keys;
+  for (const KeyRow& row : experiment_rows()) ++keys[row.level];
+  CHECK(keys[KeyLevel::basic] == 10);
+  CHECK(keys[KeyLevel::usual] == 61);
+  CHECK(keys[KeyLevel::expert] > 100);
+  CHECK_THAT(basic_keys_text(), Catch::Matchers::StartsWith("/cluster ") && Contains(" /slo/ttft"));
+}
+
+TEST_CASE("a repeated group of a report is one row only if each of its keys has a twin") {
+  const std::vector<ReportKey> keys{{"/a", "ms", Better::less, "time"},
+                                    {"/pools/prefill/a", "ms", Better::less, "time"},
+                                    {"/b", "ms", Better::less, "time"},
+                                    {"/pools/prefill/b", "s", Better::less, "time"},
+                                    {"/pools/prefill/c", "", Better::less, "alone"}};
+  std::vector<std::string> rows;
+  for (const ReportKey& key : folded(keys)) rows.push_back(key.pointer);
+  CHECK(rows == std::vector<std::string>{"/a", "/pools/prefill/...", "/b", "/pools/prefill/b",
+                                         "/pools/prefill/c"});
 }
 
 TEST_CASE("the page of keys names every key and every policy, and each row fills its table") {
@@ -393,13 +425,12 @@ TEST_CASE("the page of keys names every key and every policy, and each row fills
   for_each_table(policies, [&](std::span<const Key> table) {
     for (const Key& key : table) {
       if (key.name == "*" || key.name == "/*") continue;
-      CHECK_THAT(page, Contains(fmt::format("/{}` | ", key.name)) ||
-                           Contains(fmt::format(": {}` | ", key.name)));
+      CHECK_THAT(page, Contains(fmt::format("/{}`|", key.name)) ||
+                           Contains(fmt::format("|`{}`|", key.name)));
     }
   });
   for (const auto& [registry, rows] : policies) {
-    for (const PolicyRow& row : rows)
-      CHECK_THAT(page, Contains(fmt::format("| `{}` | ", row.name)));
+    for (const PolicyRow& row : rows) CHECK_THAT(page, Contains(fmt::format("|`{}`|", row.name)));
   }
   std::istringstream lines(page);
   std::size_t columns = 0;

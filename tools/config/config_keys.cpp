@@ -2,12 +2,16 @@
 #include "tools/config/config_keys.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include <fmt/format.h>
 
 #include "sim/experiment/experiment.hpp"
+#include "sim/report/cluster_report.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/config/key_rows.hpp"
+#include "tools/config/report_keys.hpp"
 #include "tools/sweep/sweep.hpp"
 
 namespace moesim {
@@ -58,20 +62,22 @@ std::string default_text(const KeyDefault& value) {
   return "";
 }
 
-// "name   what may stand there; default: meaning", and the keys below it, of each table once.
+// "name   forms; default: meaning".
+std::string line(const std::string& name, const Key& key) {
+  std::string meaning(key.meaning);
+  if (!key.names.empty()) meaning += fmt::format("; NAME: {}", fmt::join(key.names, " | "));
+  if (!key.registry.empty()) meaning += fmt::format("; POLICY: of {}", key.registry);
+  return wrapped(fmt::format("{:<30} {}; {}: {}", name, form_text(key.form),
+                             default_text(key.by_default), meaning),
+                 100, 33) +
+         '\n';
+}
+
+// Lines of keys and of the keys below them, of each table once.
 std::string tree(std::span<const Key> keys, std::size_t depth, std::vector<KeyTable>& shown) {
   std::string text;
   for (const Key& key : keys) {
-    std::string name(key.name);
-    if (name == "*") name = key.registry.empty() ? "NAME" : "POLICY";
-    if (name == "/*") name = "/JSON/POINTER";
-    std::string meaning(key.meaning);
-    if (!key.names.empty()) meaning += fmt::format("; NAME: {}", fmt::join(key.names, " | "));
-    if (!key.registry.empty()) meaning += fmt::format("; POLICY: of {}", key.registry);
-    text += wrapped(fmt::format("{:{}}{:<{}} {}; {}: {}", "", 2 * depth, name, 30 - 2 * depth,
-                                form_text(key.form), default_text(key.by_default), meaning),
-                    100, 33) +
-            '\n';
+    text += line(std::string(2 * depth, ' ') + shown_name(key), key);
     for (const Form* form = &key.form; form != nullptr; form = form->or_else) {
       const Form& inner = form->kind == Form::Kind::list ? *form->element : *form;
       // A pool's keys are the experiment's own.
@@ -112,21 +118,89 @@ std::string policies_named(const PolicyRows& policies, std::string_view name) {
   return text;
 }
 
+std::string lower(std::string_view text) {
+  std::string small(text);
+  std::ranges::transform(small, small.begin(), [](unsigned char c) { return std::tolower(c); });
+  return small;
+}
+
+// Finds a word in names and texts, whatever its case.
+class Search {
+ public:
+  explicit Search(std::string_view word) : word_(lower(word)) {}
+
+  void keys(std::string_view title, const std::vector<KeyRow>& rows) {
+    std::string lines;
+    for (const KeyRow& row : rows) {
+      if (row.key == nullptr) continue;
+      const bool named = std::ranges::any_of(row.key->names, [&](auto name) { return has(name); });
+      if (named || has(row.pointer) || has(row.key->meaning)) lines += line(row.pointer, *row.key);
+    }
+    add(title, lines);
+  }
+  void policies(const std::string& registry, const std::vector<PolicyRow>& rows) {
+    std::string lines;
+    for (const PolicyRow& row : rows) {
+      if (has(row.name) || has(row.summary))
+        lines += wrapped(fmt::format("{:<30} {}", row.name, row.summary), 100, 33) + '\n';
+    }
+    add("policies of " + registry, lines);
+    for (const PolicyRow& row : rows)
+      keys(fmt::format("options of {}, a policy of {}", row.name, registry),
+           rows_of(row.keys(), ""));
+  }
+  void report(std::string_view title, const std::vector<ReportKey>& keys) {
+    std::string lines;
+    for (const ReportKey& key : folded(keys)) {
+      if (has(key.pointer) || has(key.meaning)) lines += report_line(key);
+    }
+    add(title, lines);
+  }
+  std::string found() && { return std::move(text_); }
+
+ private:
+  bool has(std::string_view text) const { return lower(text).find(word_) != std::string::npos; }
+  void add(std::string_view title, const std::string& lines) {
+    if (!lines.empty()) text_ += fmt::format("{}{}\n{}", text_.empty() ? "" : "\n", title, lines);
+  }
+
+  std::string word_, text_;
+};
+
+std::string search(const PolicyRows& policies, std::string_view word) {
+  Search search(word);
+  search.keys("keys of an experiment", experiment_rows());
+  for (const auto& [registry, rows] : policies) search.policies(std::string(registry), rows);
+  search.keys("keys of a sweep", rows_of(sweep_keys(), "/"));
+  search.report("keys of a report", report_keys());
+  search.report("keys of a report with deployments", cluster_report_keys());
+  return std::move(search).found();
+}
+
 [[noreturn]] void fail_unknown(const PolicyRows& policies, std::vector<std::string_view> names,
                                std::string_view wanted) {
-  std::vector<std::string_view> all = names;
   for (const auto& [registry, rows] : policies) {
-    for (const PolicyRow& row : rows) all.push_back(row.name);
+    for (const PolicyRow& row : rows) names.push_back(row.name);
   }
-  const std::string_view nearest = nearest_name(wanted, all);
-  const std::string hint = nearest.empty() ? "" : fmt::format("did you mean \"{}\"? ", nearest);
-  throw ConfigError(
-      fmt::format("keys: there is no key, no extension point and no policy \"{}\"; {}a policy of "
-                  "moesim list, or one of: {}",
-                  wanted, hint, join_names(names)));
+  const std::string_view nearest = nearest_name(wanted, names);
+  throw ConfigError(fmt::format("keys: \"{}\" is in no name and no text of a key or policy; {}",
+                                wanted,
+                                nearest.empty() ? "moesim keys --all prints all"
+                                                : fmt::format("did you mean \"{}\"?", nearest)));
 }
 
 }  // namespace
+
+std::string basic_keys_text() {
+  std::string text, usual;
+  for (const KeyRow& row : experiment_rows()) {
+    if (row.level == KeyLevel::basic) text += line(row.pointer, *row.key);
+    if (row.level == KeyLevel::usual) usual += fmt::format(" {}", row.pointer);
+  }
+  return text + '\n' + wrapped("usual keys:" + usual, 100, 2) +
+         "\n\nmoesim keys WORD: the keys of an object, or those whose name or text has the word; "
+         "--all: every key\n";
+}
 
 std::string keys_text(const PolicyRows& policies, std::string_view wanted) {
   std::string text, trees;
@@ -147,7 +221,8 @@ std::string keys_text(const PolicyRows& policies, std::string_view wanted) {
     text += "a sweep's file\n" + tree(sweep_keys(), 1, shown) + '\n';
   }
   if (text.empty()) text = policies_named(policies, wanted);
-  if (text.empty()) fail_unknown(policies, std::move(names), wanted);
+  if (text.empty()) text = search(policies, wanted) + '\n';
+  if (text == "\n") fail_unknown(policies, std::move(names), wanted);
   text.pop_back();
   return text;
 }

@@ -16,10 +16,13 @@ OrderedJson sweep_schema(const PolicyRows&);
 /// What may stand under a key, in a few words: "integer >= 1", "time: \"50 ms\"", "file | object".
 std::string form_text(const Form&);
 
-/// The keys as text: every key with its unit or choices, its default and what it means, as a
-/// tree, then the options of every policy and the keys of a sweep. `wanted` names one key of an
-/// experiment, one extension point, one policy (in each table that has it) or "sweep"; empty: all.
-/// Throws ConfigError if there is none such.
+/// Text of the basic keys with their meanings, and the names of the usual ones.
+std::string basic_keys_text();
+
+/// Keys as text: each with its forms, default and meaning, as a tree, then the options of every
+/// policy and the keys of a sweep. `wanted` names one key of an experiment, one extension point,
+/// one policy (in each table that has it) or "sweep"; empty: all. Any other word is searched in
+/// names and texts of all keys. Throws ConfigError if the word is in none.
 std::string keys_text(const PolicyRows&, std::string_view wanted);
 
 }  // namespace moesim

@@ -5,9 +5,9 @@
 
 #include <fmt/format.h>
 
-#include "sim/experiment/experiment.hpp"
 #include "sim/report/cluster_report.hpp"
 #include "tools/config/config_keys.hpp"
+#include "tools/config/key_rows.hpp"
 #include "tools/sweep/sweep.hpp"
 
 namespace moesim {
@@ -17,16 +17,25 @@ namespace {
 constexpr std::string_view introduction =
     R"(# Keys: unit, default and meaning
 
-`tools/docs/write` writes this page from `moesim keys --markdown`. Do not edit this page.
+`tools/docs/write` writes this page from `moesim keys --markdown`. Do not edit this page. `moesim keys WORD` searches names and
+meanings, also those of [reports](report_keys.md).
 
 A key is named by its JSON pointer, as `--set` takes the pointer. `N` is a place in a list. A name in capitals means
 any of several names. The word *required* means that a key has no default.
 
 )";
 
-constexpr std::string_view key_heads = "| key | value | default | meaning |\n|---|---|---|---|\n";
+constexpr std::string_view report_introduction =
+    R"(# Keys of a report
 
-// A text that means itself in a cell of a table; as code, only the cell's end has a meaning.
+`tools/docs/write` writes this page from `moesim keys report --markdown`. Do not edit this page. `N` is a place in a list. A name
+in capitals means any of several names. Groups with the rows of another group are one row.
+
+)";
+
+constexpr std::string_view key_heads = "|key|value|default|meaning|\n|---|---|---|---|\n";
+
+// Escapes a text for a cell of a table. In code only the cell's end has a meaning.
 std::string cell(std::string_view text, std::string_view special = R"(|*<>\)") {
   std::string escaped;
   for (const char c : text) {
@@ -36,72 +45,91 @@ std::string cell(std::string_view text, std::string_view special = R"(|*<>\)") {
   return escaped;
 }
 
-std::string name_of(const Key& key) {
-  if (key.name == "*") return key.registry.empty() ? "NAME" : "POLICY";
-  if (key.name == "/*") return "JSON POINTER";
-  return std::string(key.name);
-}
-
 std::string default_cell(const KeyDefault& value) {
   if (value.kind == KeyDefault::Kind::required) return "*required*";
   return value.kind == KeyDefault::Kind::literal ? fmt::format("`{}`", cell(value.text, "|"))
                                                  : cell(value.text);
 }
 
-// The row of one key. The names that may stand for NAME are said with the meaning.
-std::string row_of(const Key& key, const std::string& pointer) {
-  std::string meaning(key.meaning);
-  if (!key.names.empty()) meaning += fmt::format("; NAME: {}", fmt::join(key.names, " | "));
-  if (!key.registry.empty()) meaning += fmt::format("; POLICY: of {}", key.registry);
-  return fmt::format("| `{}` | {} | {} | {} |\n", pointer, cell(form_text(key.form)),
-                     default_cell(key.by_default), cell(meaning));
+// "integer >= 1, object": forms and choices, separated by commas as bars are the table's.
+std::string value_cell(const Form& form) {
+  std::string text = form_text(form);
+  for (std::size_t bar; (bar = text.find(" | ")) != std::string::npos;) text.replace(bar, 3, ", ");
+  return cell(text);
 }
 
-// A row for every key and for the keys below it, of each table once.
-std::string rows_of(std::span<const Key> keys, const std::string& above,
-                    std::vector<KeyTable>& shown) {
-  std::string rows;
-  for (const Key& key : keys) {
-    const std::string pointer = above + name_of(key);
-    rows += row_of(key, pointer);
-    for (const Form* form = &key.form; form != nullptr; form = form->or_else) {
-      const bool list = form->kind == Form::Kind::list;
-      const Form& inner = list ? *form->element : *form;
-      if (inner.keys == nullptr || inner.keys == no_keys || inner.partial) continue;
-      if (std::ranges::count(shown, inner.keys) > 0) continue;
-      shown.push_back(inner.keys);
-      rows += rows_of(inner.keys(), pointer + (list ? "/N/" : "/"), shown);
+// Cells of one key: value, default, meaning. The meaning ends with names that NAME stands for.
+std::string cells_of(const Key& key) {
+  std::string meaning(key.meaning);
+  if (!key.names.empty()) meaning += fmt::format("; NAME: {}", fmt::join(key.names, ", "));
+  if (!key.registry.empty()) meaning += fmt::format("; POLICY: of {}", key.registry);
+  return fmt::format("{}|{}|{}|\n", value_cell(key.form), default_cell(key.by_default),
+                     cell(meaning));
+}
+
+std::string line_of(const KeyRow& row) {
+  if (row.key == nullptr) return fmt::format("|`{}`|||as `{}/...`|\n", row.pointer, row.as);
+  return fmt::format("|`{}`|{}", row.pointer, cells_of(*row.key));
+}
+
+std::string level_section(std::string_view title, KeyLevel level, const std::vector<KeyRow>& rows) {
+  std::string text = fmt::format("## {}\n\n{}", title, key_heads);
+  for (const KeyRow& row : rows)
+    if (row.level == level) text += line_of(row);
+  return text + '\n';
+}
+
+// Expert keys; those below one key with several are a section.
+std::string expert_sections(const std::vector<KeyRow>& rows) {
+  std::vector<std::pair<std::string, std::string>> groups;
+  for (const KeyRow& row : rows) {
+    if (row.level != KeyLevel::expert) continue;
+    const std::string group = row.pointer.substr(1, row.pointer.find('/', 1) - 1);
+    if (groups.empty() || groups.back().first != group) groups.emplace_back(group, "");
+    groups.back().second += line_of(row);
+  }
+  std::string few, sections;
+  for (const auto& [group, lines] : groups) {
+    constexpr int a_section = 3;
+    if (std::ranges::count(lines, '\n') < a_section)
+      few += lines;
+    else
+      sections += fmt::format("### {}\n\n{}{}\n", group, key_heads, lines);
+  }
+  return fmt::format("## Expert\n\n{}{}\n{}", key_heads, few, sections);
+}
+
+// Options that several policies share are one row.
+std::string policy_options(const std::vector<PolicyRow>& policies) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> options;
+  for (const PolicyRow& policy : policies) {
+    for (const KeyRow& row : rows_of(policy.keys(), "")) {
+      const std::string cells = fmt::format(
+          "`{}`|{}", row.pointer,
+          row.key == nullptr ? fmt::format("||as `{}/...`|\n", row.as) : cells_of(*row.key));
+      auto same = std::ranges::find(options, cells, &decltype(options)::value_type::first);
+      if (same == options.end()) same = options.insert(same, {cells, {}});
+      same->second.emplace_back(policy.name);
     }
   }
-  return rows;
-}
-
-// A key with keys below it is a section of its own; the others share the first one.
-std::string experiment_sections() {
-  std::string plain, sections;
-  for (const Key& key : experiment_keys()) {
-    std::vector<KeyTable> shown;
-    const std::string rows = rows_of({&key, 1}, "/", shown);
-    if (shown.empty())
-      plain += rows;
-    else
-      sections += fmt::format("### {}\n\n{}{}\n", key.name, key_heads, rows);
+  std::string text;
+  for (const auto& [cells, names] : options) {
+    const bool all = names.size() == policies.size() && names.size() > 1;
+    text += fmt::format("|{}|{}", all ? "all" : fmt::format("{}", fmt::join(names, ", ")), cells);
   }
-  return fmt::format("## Experiments\n\n{}{}\n{}", key_heads, plain, sections);
+  return text;
 }
 
 std::string policy_sections(const PolicyRows& policies) {
   std::string text = "## Policies\n\n";
   for (const auto& [registry, rows] : policies) {
-    text += fmt::format("### Policies of {}\n\n| policy | what the policy does |\n|---|---|\n",
-                        registry);
-    std::string options;
-    for (const PolicyRow& row : rows) {
-      text += fmt::format("| `{}` | {} |\n", row.name, cell(row.summary));
-      std::vector<KeyTable> shown;
-      options += rows_of(row.keys(), fmt::format("{}: ", row.name), shown);
-    }
-    if (!options.empty()) text += fmt::format("\n{}{}", key_heads, options);
+    text +=
+        fmt::format("### Policies of {}\n\n|policy|what the policy does|\n|---|---|\n", registry);
+    for (const PolicyRow& row : rows)
+      text += fmt::format("|`{}`|{}|\n", row.name, cell(row.summary));
+    if (const std::string options = policy_options(rows); !options.empty())
+      text +=
+          fmt::format("\n|policy|key|value|default|meaning|\n|---|---|---|---|---|\n{}", options);
     text += '\n';
   }
   return text;
@@ -116,12 +144,11 @@ std::string_view better_text(Better better) {
   return "";
 }
 
-std::string report_section(std::string_view title, const std::vector<ReportKey>& keys) {
-  std::string text =
-      fmt::format("## {}\n\n| key | unit | better | meaning |\n|---|---|---|---|\n", title);
-  for (const ReportKey& key : keys) {
-    text += fmt::format("| `{}` | {} | {} | {} |\n", key.pointer, cell(key.unit),
-                        better_text(key.better), cell(key.meaning));
+std::string report_section(const std::vector<ReportKey>& keys) {
+  std::string text = "|key|unit|better|meaning|\n|---|---|---|---|\n";
+  for (const ReportKey& key : folded(keys)) {
+    text += fmt::format("|`{}`|{}|{}|{}|\n", key.pointer, cell(key.unit), better_text(key.better),
+                        cell(key.meaning));
   }
   return text;
 }
@@ -129,11 +156,19 @@ std::string report_section(std::string_view title, const std::vector<ReportKey>&
 }  // namespace
 
 std::string keys_markdown(const PolicyRows& policies) {
-  std::vector<KeyTable> shown;
-  return fmt::format("{}{}{}## Sweeps\n\n{}{}\n{}\n{}", introduction, experiment_sections(),
-                     policy_sections(policies), key_heads, rows_of(sweep_keys(), "/", shown),
-                     report_section("Reports", report_keys()),
-                     report_section("Reports with deployments", cluster_report_keys()));
+  const std::vector<KeyRow> rows = experiment_rows();
+  std::string text(introduction);
+  text += level_section("Basic", KeyLevel::basic, rows);
+  text += level_section("Usual", KeyLevel::usual, rows);
+  text += expert_sections(rows) + policy_sections(policies);
+  text += fmt::format("## Sweeps\n\n{}", key_heads);
+  for (const KeyRow& row : rows_of(sweep_keys(), "/")) text += line_of(row);
+  return text;
+}
+
+std::string report_keys_markdown() {
+  return fmt::format("{}{}\n## Reports with deployments\n\n{}", report_introduction,
+                     report_section(report_keys()), report_section(cluster_report_keys()));
 }
 
 }  // namespace moesim

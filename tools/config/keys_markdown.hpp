@@ -7,8 +7,10 @@
 
 namespace moesim {
 
-/// All keys as one page of Markdown, by section: the keys of an experiment under their JSON
-/// pointers, the options of every policy, the keys of a sweep, and the keys of a report.
+/// Page of the keys of experiments by level, then the options of every policy and the keys of a
+/// sweep.
 std::string keys_markdown(const PolicyRows&);
+/// Page of the keys of a report.
+std::string report_keys_markdown();
 
 }  // namespace moesim

@@ -5,6 +5,7 @@
 
 #include "sim/report/cluster_report.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/config/key_rows.hpp"
 
 namespace moesim {
 
@@ -12,14 +13,16 @@ namespace {
 
 std::string text_of(const std::vector<ReportKey>& keys) {
   std::string text;
-  for (const ReportKey& key : keys) {
-    const std::string unit = key.unit.empty() ? "" : fmt::format("{}: ", key.unit);
-    text += wrapped(fmt::format("{:<52} {}{}", key.pointer, unit, key.meaning), 100, 53) + '\n';
-  }
+  for (const ReportKey& key : folded(keys)) text += report_line(key);
   return text;
 }
 
 }  // namespace
+
+std::string report_line(const ReportKey& key) {
+  const std::string unit = key.unit.empty() ? "" : fmt::format("{}: ", key.unit);
+  return wrapped(fmt::format("{:<52} {}{}", key.pointer, unit, key.meaning), 100, 53) + '\n';
+}
 
 std::string report_keys_text() {
   return text_of(report_keys()) + "\nwith \"deployments\"\n" + text_of(cluster_report_keys());

@@ -3,10 +3,13 @@
 
 #include <string>
 
+#include "sim/report/fields.hpp"
+
 namespace moesim {
 
-/// Every key of a report, a line each of at most 100 columns where its pointer allows: its JSON
-/// pointer as report_keys() has it, unit and meaning.
+/// Line of a key of a report: JSON pointer, unit and meaning, in at most 100 columns.
+std::string report_line(const ReportKey&);
+/// Lines of all keys of a report. Repeated groups are one line.
 std::string report_keys_text();
 
 }  // namespace moesim

@@ -11,24 +11,27 @@ namespace moesim {
 Action setup_keys(CLI::App& command) {
   struct KeysOptions {
     std::string wanted;
-    bool schema = false, markdown = false;
+    bool all = false, schema = false, markdown = false;
   };
   const auto options = std::make_shared<KeysOptions>();
   command.add_option(
-      "NAME", options->wanted,
-      "one key of an experiment, one extension point, one policy, sweep, or report: what comes out "
-      "(default: all of an experiment)");
+      "WORD", options->wanted,
+      "a key of an experiment, an extension point, a policy, sweep, or report: what comes out; any "
+      "other word is searched in names and texts (default: the basic keys)");
+  command.add_flag("--all", options->all, "every key of experiments, policies and sweeps");
   command.add_flag("--schema", options->schema,
-                   "a JSON Schema of experiments instead, for editors; of sweeps if NAME is sweep");
+                   "a JSON Schema of experiments instead, for editors; of sweeps if WORD is sweep");
   command.add_flag("--markdown", options->markdown,
-                   "all keys as one page of Markdown, by section, those of sweeps and reports too");
+                   "all keys as a page of Markdown; those of a report if WORD is report");
   return [options] {
     const PolicyRows policies = Policies().rows();
     const std::string& wanted = options->wanted;
+    if (options->all && (!wanted.empty() || options->schema || options->markdown))
+      throw ConfigError("keys: --all prints every key; leave out WORD, --schema and --markdown");
     if (options->markdown) {
-      if (!wanted.empty() || options->schema)
-        throw ConfigError("keys: --markdown prints all keys; leave out NAME and --schema");
-      print(keys_markdown(policies));
+      if ((!wanted.empty() && wanted != "report") || options->schema)
+        throw ConfigError("keys: --markdown is of a whole page: give no WORD, or report");
+      print(wanted.empty() ? keys_markdown(policies) : report_keys_markdown());
       return 0;
     }
     if (!options->schema && wanted == "report") {
@@ -36,11 +39,12 @@ Action setup_keys(CLI::App& command) {
       return 0;
     }
     if (!options->schema) {
-      print(keys_text(policies, wanted));
+      const bool basic = wanted.empty() && !options->all;
+      print(basic ? basic_keys_text() : keys_text(policies, wanted));
       return 0;
     }
     if (!wanted.empty() && wanted != "sweep") {
-      throw ConfigError("keys: --schema is of a whole file: give no NAME, or sweep");
+      throw ConfigError("keys: --schema is of a whole file: give no WORD, or sweep");
     }
     print((wanted.empty() ? experiment_schema(policies) : sweep_schema(policies)).dump(1) + "\n");
     return 0;
