@@ -1,7 +1,7 @@
 """README's figures are those of the pages that commands write: SCORECARD.md (`moesim-lab validate --scorecard`), accuracy.json
-(`moesim-lab validate --contrasts`) and RESULTS.md (`moesim-lab reproduce --all`). What README's pages say of studies is what studies.json has
+(`moesim-lab validate --contrasts`) and results.csv (`moesim-lab reproduce --all`). What README's pages say of studies is what studies.json has
 (study_figures.py). headlines.py, from anywhere."""
-import json, pathlib, re, sys
+import collections, csv, json, pathlib, re, sys
 
 root = pathlib.Path(__file__).parents[1]
 # Paragraphs are wrapped; a line of a table is one.
@@ -9,7 +9,8 @@ README = re.sub(r"(?<!\n)\n *(?![|\n ])", " ", (root / "README.md").read_text())
 SCORECARD = (root / "hardware/SCORECARD.md").read_text()
 ACCURACY = json.loads((root / "hardware/accuracy.json").read_text())
 STUDIES = json.loads((root / "tools/lab/study/studies.json").read_text())
-RESULTS = re.sub(r"\s+", " ", (root / "configs/reproduce/RESULTS.md").read_text()[:4000])
+with open(root / "configs/reproduce/results.csv", newline="") as rows:
+    RESULTS = collections.Counter((row["band"] == "ours", row["verdict"]) for row in csv.DictReader(rows))
 NAMES = {"vLLM": "vllm", "TensorRT-LLM": "trtllm", "SGLang": "sglang", "trtllm-bench": "trtllm, offline"}
 
 failures = []
@@ -84,11 +85,17 @@ def contrasts():
 
 
 def figures():
-    within, sign, missed = (int(n) for n in re.search(
-        r"(\d+) rows within band .*? (\d+) sign only, (\d+) not reproduced", RESULTS).groups())
+    """Published figures and moesim's own claims, counted in the rows; README and RESULTS say the same."""
+    within, sign, missed = (RESULTS[False, verdict] for verdict in ("within band", "sign only", "not reproduced"))
     compare("published figures",
             stated(r"Of (\d+), some worked by hand, (\d+) are within their band, (\d+) agree in sign only, and \[(\d+) are not"),
             [within + sign + missed, within, sign, missed])
+    claims = [RESULTS[True, verdict] for verdict in ("within band", "sign only", "not reproduced")]
+    compare("claims of moesim's own", stated(r"Of (\d+) claims of moesim's own, (\d+) hold"), [sum(claims), claims[0]])
+    page = re.sub(r"\s+", " ", (root / "configs/reproduce/RESULTS.md").read_text())
+    of_page = re.search(r"Of (\d+) published figures (\d+) are .*? Of (\d+) claims of moesim's own, (\d+) hold", page)
+    compare("counts", [int(n) for n in of_page.groups()], [within + sign + missed, within, sum(claims), claims[0]],
+            "configs/reproduce/RESULTS.md")
 
 
 # What pages say of studies: the page, its sentence, and where studies.json (tests/study_figures.py) has its numbers. "less X": a page
@@ -148,6 +155,22 @@ def studies():
         compare(pattern, mine, like(mine, theirs), page)
 
 
+def laws():
+    """Tests that LAWS.md names exist, and laws and known answers that tests name are in LAWS.md."""
+    page = (root / "tests/LAWS.md").read_text()
+    tests = {file.stem: re.sub(r'"\s*"', "", file.read_text()) for file in (root / "tests").rglob("test_*.cpp")}
+    for file, name in re.findall(r"`(test_\w+)`: ([^|]+?) \|", page):
+        if name not in tests.get(file, ""):
+            failures.append(f"tests/LAWS.md: {file} has no test like {name!r}")
+    numbers = {kind: set(re.findall(r"^\| (\d+) \|", part, re.M)) for kind, part in zip(
+        ("law", "answer"), (page.replace(page.split("| known answer |")[1].split("##")[0], ""), page.split("| known answer |")[1].split("##")[0]))}
+    for file, text in tests.items():
+        for kind, number in re.findall(r'\b(law|answer)s? (\d+)', " ".join(re.findall(r'TEST_CASE\(\s*"([^"]*)"', text))):
+            if number not in numbers[kind]:
+                failures.append(f"{file}: {kind} {number} is not in tests/LAWS.md")
+
+
+laws()
 accuracy_table()
 studies()
 contrasts()

@@ -10,6 +10,8 @@
 #include "tools/lab/reproduce/reproduction.hpp"
 
 namespace moesim::test_reproduction {
+
+using Catch::Matchers::Contains;
 namespace {
 
 ConfigNode figure(const char* row) {
@@ -65,8 +67,9 @@ TEST_CASE("a row of several numbers goes by the largest difference") {
   const Reproduction done = reproduce(
       figure(R"({"what": "w", "published": "9 / 5 us", "unit": " us", "values": ["m:/experts", 2],
                  "each": [9, 5], "band": [null, 4], "verdict": "within band"})"));
-  CHECK(markdown(done).find("| 8.0 / 2.0; largest difference 3.000 us | within band |") !=
-        std::string::npos);
+  CHECK_THAT(
+      results_csv({done}),
+      Contains(",w,9 / 5 us,8.0 / 2.0; largest difference 3.000 us,within band,one-sided,,,\n"));
 }
 
 TEST_CASE("cells of a study answer by case, constants, tokens, policy and exchange") {
@@ -125,7 +128,7 @@ TEST_CASE("a data sheet takes the place of the cluster it is given for, and of n
   CHECK(*other.rows[0].data_sheet < other.rows[0].simulated);  // no launches at all
   CHECK(*other.rows[1].data_sheet == 8);
   CHECK(other.rows[1].data_sheet_verdict == Verdict::within_band);
-  CHECK(markdown(other).find("| 8.000, within band |") != std::string::npos);
+  CHECK_THAT(results_csv({other}), Contains(",\"8.000, within band\",\n"));
   const Reproduction same = figure_on("h200x8.json");
   CHECK(*same.rows[0].data_sheet == same.rows[0].simulated);
 }
@@ -148,7 +151,29 @@ TEST_CASE("a verdict says where in its band a value lies") {
   const Reproduction done = reproduce(figure(
       R"({"what": "w", "published": "9 %", "unit": " %", "value": "m:/experts", "band": [4, 14],
           "verdict": "within band"})"));
-  CHECK(markdown(done).find("| 8.000 % | within band, -1.0 of +-5 points |") != std::string::npos);
+  CHECK_THAT(results_csv({done}),
+             Contains(",w,9 %,8.000 %,within band,two-sided,-1.0 of +-5 points,,\n"));
+}
+
+TEST_CASE("claims of moesim's own are counted apart from published figures") {
+  Reproduction figure;
+  figure.paper = "METRO";
+  const auto add = [&](Verdict verdict, BandKind band) {
+    ReproducedRow row;
+    row.verdict = verdict;
+    row.band = band;
+    figure.rows.push_back(row);
+  };
+  add(Verdict::within_band, BandKind::exact);
+  add(Verdict::within_band, BandKind::ours);
+  add(Verdict::within_band, BandKind::ours);
+  add(Verdict::sign_only, BandKind::two_sided);
+  add(Verdict::not_reproduced, BandKind::one_sided);
+  add(Verdict::not_reproduced, BandKind::ours);
+  add(Verdict::not_published, BandKind::none);
+  const std::string counts = counts_markdown({figure});
+  CHECK_THAT(counts, Contains("Of 3 published figures 1 are within") && Contains("exact (1)"));
+  CHECK_THAT(counts, Contains("|METRO|1|1|1|2|1|\n"));
 }
 
 TEST_CASE("bands that say much are told from bands that say little") {

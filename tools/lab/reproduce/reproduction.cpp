@@ -2,6 +2,7 @@
 #include "tools/lab/reproduce/reproduction.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 
@@ -156,15 +157,16 @@ ReproducedRow read_row(const ConfigNode& node, const Measured& measured,
   });
 }
 
+std::string_view name_of(Verdict verdict) {
+  return verdict_names[static_cast<std::size_t>(verdict)];
+}
+
 std::string verdict_text(const ReproducedRow& row) {
-  const auto name = [](Verdict verdict) {
-    return verdict_names[static_cast<std::size_t>(verdict)];
-  };
-  std::string text(name(row.verdict));
+  std::string text(name_of(row.verdict));
   if (row.verdict == Verdict::within_band) {
     if (const std::string place = place_in_band(row); !place.empty()) text += ", " + place;
   }
-  if (row.verdict != row.recorded) text += fmt::format(" (recorded: {})", name(row.recorded));
+  if (row.verdict != row.recorded) text += fmt::format(" (recorded: {})", name_of(row.recorded));
   return text;
 }
 
@@ -255,6 +257,28 @@ Measured on_data_sheet(const ConfigNode& measured, Measured answers, const Paths
   return answers;
 }
 
+// Numbers of rows by verdict.
+struct Counts {
+  std::array<int, verdict_names.size()> published{}, ours{}, data_sheet{};
+  std::array<int, band_kind_names.size()> within{};  // published figures within band
+  int not_published = 0, data_sheet_tells = 0;
+
+  void add(const ReproducedRow& row) {
+    if (row.verdict == Verdict::not_published) {
+      ++not_published;
+      return;
+    }
+    const bool is_ours = row.band == BandKind::ours;
+    ++(is_ours ? ours : published)[static_cast<std::size_t>(row.verdict)];
+    if (row.verdict == Verdict::within_band && !is_ours)
+      ++within[static_cast<std::size_t>(row.band)];
+    if (!row.data_sheet) return;
+    ++data_sheet[static_cast<std::size_t>(row.data_sheet_verdict)];
+    const bool tells = row.band == BandKind::two_sided || row.band == BandKind::exact;
+    data_sheet_tells += tells && row.data_sheet_verdict == Verdict::within_band ? 1 : 0;
+  }
+};
+
 std::string data_sheet_text(const ReproducedRow& row) {
   return fmt::format("{}{}, {}", number_text(*row.data_sheet), row.unit,
                      verdict_names[static_cast<std::size_t>(row.data_sheet_verdict)]);
@@ -266,6 +290,7 @@ Reproduction reproduce(const ConfigNode& file) {
   return read_object(file, [&](ConfigReader& r) {
     Reproduction figure;
     figure.name = file.file().stem().string();
+    figure.paper = r.text_or("paper", "");
     figure.title = r.text("title");
     figure.source = r.text("source");
     r.flag_or("quick", false);
@@ -302,23 +327,59 @@ std::string place_in_band(const ReproducedRow& row) {
                      scale * half, in_percent ? "points" : "%");
 }
 
-std::string markdown(const Reproduction& figure) {
-  const bool data_sheet = std::any_of(figure.rows.begin(), figure.rows.end(),
-                                      [](const auto& row) { return row.data_sheet.has_value(); });
-  std::string text = fmt::format(
-      "## {}\n\n{} (`{}.json`)\n\n| | published | simulated | verdict |{} why "
-      "|\n|---|---|---|---|---|{}\n",
-      figure.title, figure.source, figure.name,
-      data_sheet ? " by cause: data-sheet roofline |" : "", data_sheet ? "---|" : "");
-  for (const ReproducedRow& row : figure.rows) {
-    text += fmt::format("| {} | {} | {} | {} |{} {} |\n", row.what, row.published,
-                        simulated_text(row), verdict_text(row),
-                        data_sheet ? fmt::format(" {} |", data_sheet_text(row)) : std::string(),
-                        why_text(row));
+std::string results_csv(const std::vector<Reproduction>& figures) {
+  std::string text = "figure,what,published,simulated,verdict,band,place_in_band,data_sheet,why\n";
+  for (const Reproduction& figure : figures) {
+    for (const ReproducedRow& row : figure.rows) {
+      const bool within = row.verdict == Verdict::within_band;
+      const std::string cells[] = {figure.name,
+                                   row.what,
+                                   row.published,
+                                   simulated_text(row),
+                                   std::string(name_of(row.verdict)),
+                                   std::string(band_kind_names[static_cast<std::size_t>(row.band)]),
+                                   within ? place_in_band(row) : "",
+                                   row.data_sheet ? data_sheet_text(row) : "",
+                                   why_text(row)};
+      for (const std::string& cell : cells)
+        text += csv_cell(cell) + (&cell == std::end(cells) - 1 ? "\n" : ",");
+    }
   }
-  if (!figure.assumed.empty()) text += "\nNot published, and how it was chosen:\n";
-  for (const std::string& assumption : figure.assumed)
-    text += wrapped("- " + assumption, 100, 2) + "\n";
+  return text;
+}
+
+std::string counts_markdown(const std::vector<Reproduction>& figures) {
+  Counts all;
+  std::map<std::string, Counts> by_paper;
+  for (const Reproduction& figure : figures) {
+    for (const ReproducedRow& row : figure.rows) {
+      all.add(row);
+      by_paper[figure.paper].add(row);
+    }
+  }
+  const auto sum = [](const auto& verdicts) { return verdicts[0] + verdicts[1] + verdicts[2]; };
+  std::string text = wrapped(
+      fmt::format(
+          "Of {} published figures {} are within their band, {} agree in sign only and {} are not "
+          "reproduced. Bands of those within are two-sided ({}), exact ({}), hold \"no change\" "
+          "too "
+          "({}), or are one-sided ({}). Of {} claims of moesim's own, {} hold, {} agree in sign "
+          "only "
+          "and {} do not hold. For {} more rows nothing is published. Sources simulated {} of the "
+          "figures: {} of these are within band on a data-sheet roofline, {} of them in two-sided "
+          "bands or exact.",
+          sum(all.published), all.published[0], all.published[1], all.published[2], all.within[0],
+          all.within[1], all.within[2], all.within[3], sum(all.ours), all.ours[0], all.ours[1],
+          all.ours[2], all.not_published, sum(all.data_sheet), all.data_sheet[0],
+          all.data_sheet_tells),
+      100, 0);
+  text +=
+      "\n\n|paper|within band|sign only|not reproduced|own claims that hold|that do not|\n"
+      "|---|---|---|---|---|---|\n";
+  for (const auto& [paper, counts] : by_paper) {
+    text += fmt::format("|{}|{}|{}|{}|{}|{}|\n", paper, counts.published[0], counts.published[1],
+                        counts.published[2], counts.ours[0], counts.ours[1] + counts.ours[2]);
+  }
   return text;
 }
 

@@ -29,13 +29,8 @@ enum class BandKind {
   ours,       ///< a claim of our own, which no source makes
   none        ///< nothing was published
 };
-inline constexpr std::array<std::string_view, 6> band_kind_names{
-    "in two-sided bands",
-    "exact",
-    "in bands that hold \"no change\" too",
-    "in one-sided bands",
-    "claims of our own",
-    "without a band"};
+inline constexpr std::array<std::string_view, 6> band_kind_names{"two-sided", "exact", "no change",
+                                                                 "one-sided", "ours",  "none"};
 
 /// What a row's number would be with one of its inputs changed.
 struct Cause {
@@ -67,7 +62,8 @@ struct ReproducedRow {
 
 /// One figure or table of a publication.
 struct Reproduction {
-  std::string name;  ///< of the file
+  std::string name;   ///< of the file
+  std::string paper;  ///< short name of the publication, or "moesim"
   std::string title, source;
   std::vector<std::string> assumed;  ///< inputs the source leaves out, and how they were chosen
   std::vector<ReproducedRow> rows;
@@ -75,7 +71,7 @@ struct Reproduction {
 
 /// Computes every row of a file (configs/reproduce/README.md):
 ///
-///   {"title", "source", "quick": true, "assumed": [texts],
+///   {"paper", "title", "source", "quick": true, "assumed": [texts],
 ///    "data_sheet": {"cluster file": "the same of data-sheet GPUs"},
 ///    "measured": {"name": {"<kind>": {...}}},          see measure()
 ///    "rows": [{"what", "published", "unit", "value": expression, "band": [low, high],
@@ -98,8 +94,12 @@ Reproduction reproduce(const ConfigNode& file);
 /// Where in its band a value lies: "+4.5 of +-5 points" from the middle for a value in percent,
 /// else in percent of the middle; empty for a band with one end, or of one number.
 std::string place_in_band(const ReproducedRow&);
-/// A Markdown section: a table of the rows, then what was assumed.
-std::string markdown(const Reproduction&);
+/// Rows of figures as CSV with a heading: the figure's name, what is published, what is simulated,
+/// the verdict, the kind of band, where in the band, the value on a data-sheet roofline, and why.
+std::string results_csv(const std::vector<Reproduction>&);
+/// Markdown of how many rows came out how: published figures and claims of moesim's own ("ours")
+/// apart, then a table by paper.
+std::string counts_markdown(const std::vector<Reproduction>&);
 /// The table of the rows and what was assumed, for a terminal.
 std::string to_text(const Reproduction&);
 

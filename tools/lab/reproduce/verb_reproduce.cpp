@@ -48,56 +48,20 @@ std::filesystem::path file_of(const std::string& name, const std::filesystem::pa
   throw ConfigError(fmt::format("no figure is called \"{}\" in {}{}", name, folder.string(), like));
 }
 
-/// "244 rows within band (37 in two-sided bands, ...), 78 sign only, ...": how many rows came out
-/// how.
-std::string counts_text(const std::vector<Reproduction>& figures) {
-  std::array<int, verdict_names.size()> verdicts{};
-  std::array<int, band_kind_names.size()> within{};
-  std::array<int, verdict_names.size()> data_sheet{};
-  int informative = 0;
-  for (const Reproduction& figure : figures) {
-    for (const ReproducedRow& row : figure.rows) {
-      ++verdicts[static_cast<std::size_t>(row.verdict)];
-      if (row.verdict == Verdict::within_band) ++within[static_cast<std::size_t>(row.band)];
-      if (!row.data_sheet || row.verdict == Verdict::not_published) continue;
-      ++data_sheet[static_cast<std::size_t>(row.data_sheet_verdict)];
-      informative += row.data_sheet_verdict == Verdict::within_band &&
-                             (row.band == BandKind::two_sided || row.band == BandKind::exact)
-                         ? 1
-                         : 0;
-    }
-  }
-  std::string kinds;
-  for (std::size_t kind = 0; kind < within.size(); ++kind) {
-    if (within[kind] == 0) continue;
-    kinds += fmt::format("{}{} {}", kinds.empty() ? "" : ", ", within[kind], band_kind_names[kind]);
-  }
-  return wrapped(
-      fmt::format(
-          "{} rows within band ({}), {} sign only, {} not reproduced; {} more have nothing "
-          "published to compare with. Sources simulated the figures of {} rows. Of these, {} are "
-          "within band on a data-sheet roofline, {} of them in two-sided bands or exact. Reason: "
-          "a data-sheet roofline leaves out what calibrated kernels have.",
-          verdicts[0], kinds, verdicts[1], verdicts[2], verdicts[3],
-          data_sheet[0] + data_sheet[1] + data_sheet[2], data_sheet[0], informative),
-      100, 0);
-}
-
 /// What stands at the top of RESULTS.md; nothing where the folder has no such file.
 std::string summary_in(const std::filesystem::path& folder) {
   std::ifstream file(folder / "summary.md");
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// The file of RESULTS.md: what the project found (summary.md of the folder, where there is one),
-/// how many rows came out how, then the figures.
+/// RESULTS.md: what the project found (summary.md of the folder, where there is one), and how many
+/// rows came out how.
 std::string results(const std::vector<Reproduction>& figures, const std::string& summary) {
-  std::string sections;
-  for (const Reproduction& figure : figures) sections += "\n" + markdown(figure);
   return "# Published figures compared with simulated ones\n\n" + summary +
-         "Written by `moesim-lab reproduce --all`. No constant and no "
-         "preset is tuned to a row; README.md says\nhow bands are chosen.\n\n" +
-         counts_text(figures) + "\n" + sections;
+         "`moesim-lab reproduce --all` writes this page, and every row with its reason into "
+         "[results.csv](results.csv). No\nconstant and no preset is tuned to a row; "
+         "[README](README.md) says how bands are chosen.\n\n" +
+         counts_markdown(figures);
 }
 
 bool verdicts_hold(const Reproduction& figure) {
@@ -111,7 +75,8 @@ Action setup_reproduce(CLI::App& command) {
   const auto options = std::make_shared<ReproduceOptions>();
   command.add_option("NAME", options->names,
                      "names of figures: files of the folder, without .json");
-  command.add_flag("--all", options->all, "all figures, and write RESULTS.md into the folder");
+  command.add_flag("--all", options->all,
+                   "all figures, and write RESULTS.md and results.csv into the folder");
   command.add_option("--folder", options->folder, "(default: configs/reproduce)");
   return [options] {
     if (options->all == !options->names.empty()) {
@@ -120,8 +85,12 @@ Action setup_reproduce(CLI::App& command) {
     std::vector<std::filesystem::path> files;
     if (options->all) files = files_in(options->folder);
     for (const std::string& name : options->names) files.push_back(file_of(name, options->folder));
-    const std::filesystem::path output = options->folder / "RESULTS.md";
-    if (options->all) require_writable(output);
+    const std::filesystem::path page = options->folder / "RESULTS.md";
+    const std::filesystem::path rows = options->folder / "results.csv";
+    if (options->all) {
+      require_writable(page);
+      require_writable(rows);
+    }
 
     std::vector<ConfigNode> nodes;
     for (const std::filesystem::path& file : files) nodes.push_back(ConfigNode::from_file(file));
@@ -133,7 +102,10 @@ Action setup_reproduce(CLI::App& command) {
       print((figures.size() > 1 ? "\n" : "") + to_text(figures.back()));
       hold = hold && verdicts_hold(figures.back());
     }
-    if (options->all) write_file(output, results(figures, summary_in(options->folder)));
+    if (options->all) {
+      write_file(rows, results_csv(figures));
+      write_file(page, results(figures, summary_in(options->folder)));
+    }
     if (!hold) spdlog::warn("a verdict differs from the one in its file");
     return hold ? 0 : 3;
   };
