@@ -22,16 +22,16 @@ struct DispatchProblem {
   const LinkTraffic* copies = nullptr;
   /// Token copies, one per token and expert, straight to its GPU; only when needs_selections().
   const LinkTraffic* selections = nullptr;
-  /// Whether the router must see the choices of the whole group before it picks replicas ...
+  /// True if the router must see the choices of the whole group before it picks replicas ...
   bool needs_global_counts = false;
   /// ... and what top-k over all their tokens then costs every GPU, if hidden states are gathered
   /// before it.
   Seconds top_k_of_all_tokens{};
-  /// Whether senders hold no experts, and receivers no tokens (AFD): no table is of that.
+  /// True if senders hold no experts, and receivers no tokens (AFD): no table is of that.
   bool between_sides = false;
 };
 
-/// What a way of an exchange takes of the GPUs while they compute something else.
+/// Parts of the GPUs that one way of an exchange takes while they compute something else.
 struct Occupancy {
   Seconds kernels{};  ///< sending and receiving on all SMs; its other time is in flight
   double sms = 0;     ///< share of the SMs that are held while it is in flight
@@ -56,15 +56,15 @@ class Dispatch {
  public:
   virtual ~Dispatch() = default;
   virtual Exchange exchange(const DispatchProblem&) const = 0;
-  /// Whether every GPU learns the top-k choices of all tokens before it must pick replicas.
+  /// True if every GPU learns the top-k choices of all tokens before it must pick replicas.
   virtual bool gives_global_counts() const = 0;
   virtual bool needs_copies() const { return false; }
   virtual bool needs_selections() const { return false; }
-  /// Whether all GPUs of the group must be in one NVLink domain.
+  /// True if all GPUs of the group must be in one NVLink domain.
   virtual bool within_nvlink() const { return false; }
-  /// Whether one kernel moves tokens and multiplies them: mega_moe_kernel.
+  /// True if one kernel moves tokens and multiplies them: mega_moe_kernel.
   virtual bool fuses_experts() const { return false; }
-  /// Whether it can give every GPU of the group all tokens. Where experts have GPUs of their own,
+  /// True if it can give every GPU of the group all tokens. If experts have GPUs of their own,
   /// these hold no tokens to gather.
   virtual bool gathers_tokens() const { return false; }
   /// Token rows that one GPU must have room for while each of `ranks` sends up to `tokens`: one per
@@ -103,7 +103,7 @@ CollectiveCost send_out(const DispatchProblem&, const TokenBytes&,
 /// The same copies on their way back.
 CollectiveCost send_back(const DispatchProblem&, const TokenBytes&,
                          TokenKernels = TokenKernels::normal);
-/// What DeepEP's normal kernels hold of a GPU in either direction.
+/// Parts of a GPU that DeepEP's normal kernels take in either direction.
 Occupancy normal_kernels(const DispatchProblem&);
 
 }  // namespace moesim

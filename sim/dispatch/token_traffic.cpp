@@ -51,7 +51,7 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
   if (shape == shape_) return;
   shape_ = shape;
   const int gpus = ranks * moe_tp;
-  // One domain alone needs no forwarding, hence no bits.
+  // A lone domain needs no forwarding, hence no bits.
   const int domains = domains_of(gpus, domain) > 1 ? domains_of(gpus, domain) : 0;
   used_bits_ = ranks + domains;
   words_ = at(used_bits_ + 63) / 64;
@@ -93,7 +93,7 @@ void CopyCounter::find_sole_ranks(const LayerPlacement& placement,
 // Every expert's first slot with tokens, and the next one behind each.
 void CopyCounter::chain_slots(const LayerPlacement& placement,
                               std::span<const std::int32_t> tokens_of_slot) {
-  // What is of no use goes to an expert too many, so that no branch is needed.
+  // Useless choices go to an expert too many, so that no branch is needed.
   const int no_expert = placement.experts();
   experts_.assign(at(no_expert) + 1, {0, -1, 0});
   next_slot_.resize(at(placement.slots()));
@@ -144,8 +144,8 @@ void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k
   if (used_bits_ <= 16) return count_in_lanes<2>(first, end, k, target_of);
   if (used_bits_ <= 32) return count_in_lanes<4>(first, end, k, target_of);
   if (used_bits_ <= 64) return count_in_lanes<8>(first, end, k, target_of);
-  // Of many bits a token sets few: each keeps the last token that set it. No branch could guess
-  // whether it is this one.
+  // A token sets few of many bits: each keeps the last token that set it. No branch could guess if
+  // it is this one.
   const auto set = [&](std::size_t bit) {
     counts_[bit] += last_token_[bit] == token_ ? 0 : 1;
     last_token_[bit] = token_;
@@ -170,7 +170,7 @@ void CopyCounter::expand(int source, const CopyPaths& paths, LinkTraffic& copies
     for (const std::int32_t count : counts) of_gpu_.insert(of_gpu_.end(), at(paths.moe_tp), count);
     counts = of_gpu_;
   }
-  // What one GPU sends to GPUs first..end-1. What it would send to itself crosses no link.
+  // Adds what one GPU sends to GPUs first..end-1. A copy to itself crosses no link.
   const auto send = [&](int from, int first, int end, double& out, std::vector<double>& in) {
     std::int64_t sent = 0;
     for (int gpu = first; gpu < end; ++gpu) {
@@ -230,7 +230,7 @@ void CopyCounter::count(const LayerPlacement& placement, const Choices& choices,
                [&](const TokenRun& run) { count_tokens(run, choices.k(), paths.rule, target_of); });
 }
 
-// Where each expert is served by one rank.
+// Counts copies if each expert is served by one rank.
 void CopyCounter::count_sole(const Choices& choices, std::span<const TokenRun> runs,
                              const CopyPaths& paths, LinkTraffic& copies) {
   const std::span<const std::uint16_t> ids = choices.ids;
@@ -251,7 +251,7 @@ void CopyCounter::count_sole(const Choices& choices, std::span<const TokenRun> r
              [&](const TokenRun& run) { count_tokens(run, k, paths.rule, target_of); });
 }
 
-// As for_each_run(), where a run counts the same whenever it comes: each counts once.
+// Visits runs as for_each_run() does, if a run counts the same whenever it comes: each counts once.
 template <class Count>
 void CopyCounter::count_once(const Choices& choices, std::span<const TokenRun> runs,
                              const CopyPaths& paths, LinkTraffic& copies, Count&& count) {

@@ -42,7 +42,7 @@ std::vector<TokenRun> runs_of(std::span<const std::int32_t> source_gpu);
 
 /// Counts how many token copies each GPU sends and receives in one layer. Selections of an expert
 /// fill its slots in (source rank, position) order, the order of the tokens. A token is copied once
-/// to each destination GPU; to another NVLink domain once per domain, to the GPU of the sender's
+/// to each destination GPU. To another NVLink domain it is copied once, to the GPU of the sender's
 /// own index there, which forwards it [DeepEP]. Keeps its memory between layers: one per thread.
 class CopyCounter {
  public:
@@ -135,16 +135,16 @@ struct Locality {
 Locality locality(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
                   std::span<const std::int32_t> source_rank, int ranks_per_domain);
 
-/// The slot of every selection, [tokens, k], where only counts per slot were chosen: selections of
-/// an expert fill its slots in order. -1 for selections with `dropped` [tokens, k], which may be
-/// empty.
+/// Returns the slot of every selection, [tokens, k], if only counts per slot were chosen.
+/// Selections of an expert fill its slots in order. -1 for selections with `dropped` [tokens, k],
+/// which may be empty.
 void slots_in_order(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
                     std::span<const std::uint16_t> ids, std::span<const std::uint8_t> dropped,
                     std::vector<std::int32_t>& slot_of_selection);
 
-/// The same, but selections first fill a slot on the EP rank that holds their token
-/// (`source_rank`, [tokens]), and those that are left the other slots in order. `dropped` may be
-/// empty.
+/// Returns the same, but selections first fill a slot on the EP rank that holds their token
+/// (`source_rank`, [tokens]). Selections that are left fill the other slots in order. `dropped` may
+/// be empty.
 void slots_near_first(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
                       std::span<const std::uint16_t> ids, std::span<const std::int32_t> source_rank,
                       std::span<const std::uint8_t> dropped,

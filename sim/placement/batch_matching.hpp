@@ -32,10 +32,10 @@ class CopyTable {
   std::vector<std::vector<int>> slots_, hosts_;
 };
 
-/// For each of many batches the least maximum over the GPUs of experts that must be activated, kept
-/// exact while copies of the table move: an assignment of active experts to hosts without a path
-/// that takes one from a fullest GPU to a GPU with two fewer (see MinExp in ../token_routing, which
-/// also balances the GPUs below the fullest).
+/// Keeps, for each of many batches, the least maximum over the GPUs of experts that must be
+/// activated, exactly, while copies of the table move. The state is an assignment of active experts
+/// to hosts. No path takes an expert from a fullest GPU to a GPU with two fewer (see MinExp in
+/// ../token_routing, which also balances the GPUs below the fullest).
 class BatchMatching {
  public:
   /// `table` must outlive this.
@@ -44,11 +44,11 @@ class BatchMatching {
   std::size_t batches() const { return state_.size(); }
   /// The least maximum of a batch.
   int activated(std::size_t batch) const { return state_[batch].most; }
-  /// What no placement goes below: ceil(active experts / GPUs).
+  /// Lower bound of any placement: ceil(active experts / GPUs).
   int bound(std::size_t batch) const { return bound_[batch]; }
   double bound_mean() const { return bound_mean_; }
-  /// Mean over batches of activated(), a little lower the fewer GPUs of a batch stand at the
-  /// maximum, as long as it is above the bound: so that what comes near to lowering it counts.
+  /// Mean over batches of activated(). While above the bound it is a little lower the fewer GPUs
+  /// are at the maximum. So coming near to lowering it counts.
   double mean_value() const { return value_ / static_cast<double>(batches()); }
 
   /// Adapts to copies of `experts` that were taken away or added, and remembers what was before.

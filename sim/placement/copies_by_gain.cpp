@@ -15,8 +15,8 @@ namespace moesim {
 
 namespace {
 
-// What copies are to lower: lambda, the fewest activated experts of the busiest GPU, in the mean
-// over sampled batches; without batches the tokens of the fullest GPU.
+// Quantity that copies are to lower: lambda, the fewest activated experts of the busiest GPU, in
+// the mean over sampled batches. Without batches: the tokens of the fullest GPU.
 double worst_gpu(const LayerPlacement& layer, const LayerStatistics& seen) {
   if (seen.batches.empty()) {
     const double all = std::accumulate(seen.load.begin(), seen.load.end(), 0.0);

@@ -57,8 +57,8 @@ std::vector<int> sizes(const RoutingTrace& trace, const BatchSample& sample) {
   return {one_each, 2 * one_each, 4 * one_each};
 }
 
-// One batch: requests in random order, the same again when they run out. Marks what it activates,
-// [layers, experts].
+// Draws a batch: requests in random order, the same again when they run out. Marks what it
+// activates, [layers, experts].
 void draw_batch(std::vector<DecodeRows>& requests, int tokens, Rng& rng,
                 std::vector<char>& active) {
   for (std::size_t drawn = 0; drawn < at(tokens); ++drawn) {

@@ -13,9 +13,9 @@
 
 namespace moesim {
 
-/// One MoE layer of a placement, compiled into flat arrays. A slot holds the weights of one
-/// physical expert: it is the unit of weight memory and of activation. Slots are numbered
-/// rank-major: GPU g holds first_slot(g)..first_slot(g+1)-1.
+/// A MoE layer of a placement, compiled into flat arrays. A slot holds the weights of one physical
+/// expert: it is the unit of weight memory and of activation. Slots are numbered rank-major: GPU g
+/// holds first_slot(g)..first_slot(g+1)-1.
 class LayerPlacement {
  public:
   /// `experts_on_gpu[g]` lists the experts in GPU g's slots, in order. Throws std::invalid_argument
@@ -62,7 +62,7 @@ class LayerPlacement {
 /// Which expert every slot of every MoE layer holds.
 using ExpertPlacement = std::vector<LayerPlacement>;
 
-/// What a placement is made for.
+/// Sizes that a placement is made for.
 struct PlacementProblem {
   int experts = 0;
   int gpus = 0;
@@ -82,28 +82,28 @@ int slots_for_replication(int experts, int gpus, double ratio);
 class Placer {
  public:
   virtual ~Placer() = default;
-  /// One layer's slots, from what was seen on it (a load of zeros when nothing was). Every expert
-  /// gets a slot, every GPU slots_per_gpu. Ties: lowest id. `layer` seeds what is random. Pure.
-  /// Throws ConfigError if the problem has no solution or the load is no load.
+  /// Returns one layer's slots, from what was seen on it (a load of zeros when nothing was). Every
+  /// expert gets a slot, every GPU slots_per_gpu. Ties: lowest id. `layer` seeds what is random.
+  /// Pure. Throws ConfigError if the problem has no solution or the load is no load.
   virtual LayerPlacement place(const PlacementProblem&, const LayerStatistics& seen,
                                int layer) const = 0;
-  /// Whether what was seen decides anything.
+  /// True if what was seen decides anything.
   virtual bool uses_load() const = 0;
-  /// Whether it needs LayerStatistics::coactivation too.
+  /// True if it needs LayerStatistics::coactivation too.
   virtual bool uses_coactivation() const { return false; }
   /// The file that says the placement; empty: none does.
   virtual std::filesystem::path file() const { return {}; }
-  /// One line on how a placement was taken that its user may not expect, or nothing.
+  /// Returns one line on how a placement was taken that its user may not expect, or nothing.
   virtual std::string remark(const PlacementProblem&) const { return {}; }
 
   /// The batches that it needs as LayerStatistics::batches; none by default.
   virtual BatchSample sample() const { return {}; }
 
-  /// Whether it can place by the tokens of each expert alone, as seen by a running engine.
+  /// True if it can place by the tokens of each expert alone, as seen by a running engine.
   bool goes_by_load_alone() const {
     return uses_load() && !uses_coactivation() && sample().batches == 0;
   }
-  /// What it needs to be shown of a trace.
+  /// Facts of a trace that it needs to be shown.
   Observation needs() const { return {false, {}, uses_coactivation(), sample()}; }
 };
 
@@ -116,8 +116,8 @@ ExpertPlacement place_all(const Placer&, const PlacementProblem&, const ExpertSt
 /// All layers, placed by loads alone: [layers][experts].
 ExpertPlacement place_all(const Placer&, const PlacementProblem&, std::span<const ExpertLoad> load);
 
-/// All layers before anything was seen, as engines start: a placer that goes by load gives way to
-/// `linear`, because equal loads make EPLB put the copies of an expert side by side on one GPU.
+/// Places all layers before anything was seen, as engines start. A placer that goes by load gives
+/// way to `linear`: equal loads make EPLB put the copies of an expert side by side on one GPU.
 ExpertPlacement place_unseen(const Placer&, const PlacementProblem&, int layers);
 
 }  // namespace moesim

@@ -30,7 +30,7 @@ struct PlacementScore {
 /// load: [layers][experts]. Throws ConfigError if it is of other layers or experts.
 PlacementScore score_placement(const ExpertPlacement&, std::span<const ExpertLoad> load);
 
-/// As many tokens for every expert: what a placement is scored on when no load is known.
+/// Equal tokens for every expert: what a placement is scored on when no load is known.
 std::vector<ExpertLoad> uniform_load(const ExpertPlacement&);
 
 /// Keys named as the fields.

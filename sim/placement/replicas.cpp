@@ -52,10 +52,10 @@ class Dealing {
     ++held_[bin][at(expert)];
   }
 
-  // All open bins hold their share of the expert, so some full bin holds less: moves another expert
-  // of such a bin to an open one and answers the bin. There is one to move. Otherwise the open bin
-  // would hold its share, and so at least what the full bin holds, of each of the full bin's
-  // experts, and more than it of the one that is to be added: it could not be open.
+  // Moves another expert of a full bin to an open bin and returns the full bin. All open bins hold
+  // their share of the expert, so some full bin holds less. There is an expert to move. Otherwise
+  // the open bin would hold its share of each of the full bin's experts, so at least what the full
+  // bin holds. It would also hold more of the one that is to be added: it could not be open.
   std::size_t make_room(int expert) {
     std::size_t from = none, to = none, position = 0;
     double least = std::numeric_limits<double>::infinity();

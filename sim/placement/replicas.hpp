@@ -9,16 +9,16 @@
 
 namespace moesim {
 
-/// How many copies of each expert fill all slots by EPLB's rule, every further copy to the expert
-/// with the largest load per copy, but never more copies than GPUs as long as another expert has
-/// fewer. Ties: fewest copies, lowest id.
+/// Numbers of copies of each expert that fill all slots by EPLB's rule. Every further copy goes to
+/// the expert with the largest load per copy. No expert has more copies than GPUs as long as
+/// another expert has fewer. Ties: fewest copies, lowest id.
 std::vector<int> copies_by_load(const PlacementProblem&, std::span<const double> load);
 
-/// Deals copies of experts into equally large bins. Each copy, in the order given, goes to the open
-/// bin of the smallest weight so far (ties: lowest bin) that holds fewer than its even share of the
-/// expert: ceil(copies / bins), which is 1 as long as there are no more copies than bins. Where no
-/// open bin qualifies, an expert of a full bin makes room, so the share is never exceeded.
-/// `weight` is of one copy, by expert. Answers [bin][copies, in order of arrival].
+/// Deals copies of experts into equally large bins. Copies go in the order given to an open bin
+/// with less than its even share of the expert. The bin of the smallest weight so far gets it
+/// (ties: lowest bin). The share is ceil(copies / bins): 1 as long as there are no more copies than
+/// bins. If no open bin qualifies, an expert of a full bin makes room, so the share is never
+/// exceeded. `weight` is of one copy, by expert. Returns [bin][copies, in order of arrival].
 std::vector<std::vector<int>> deal_apart(std::span<const int> copies,
                                          std::span<const double> weight, int bins);
 
@@ -27,8 +27,8 @@ std::vector<std::vector<int>> deal_apart(std::span<const int> copies,
 std::vector<std::vector<int>> balanced_apart(std::span<const int> copies,
                                              std::span<const double> load, int gpus);
 
-/// The same over failure domains, blocks of GPUs in order that divide them evenly: each gets at
-/// most ceil(copies / domains) of an expert, so that an expert with two copies survives the loss of
+/// Deals the same over failure domains, blocks of GPUs in order that divide them evenly. Each gets
+/// at most ceil(copies / domains) of an expert, so an expert with two copies survives the loss of
 /// any block. Copies are dealt to the blocks first, to the GPUs of each block then. Throws
 /// ConfigError, named after the `policy`, if the domains do not divide the GPUs evenly.
 std::vector<std::vector<int>> balanced_over_domains(std::span<const int> copies,

@@ -10,7 +10,7 @@
 
 namespace moesim {
 
-/// What is charged besides kernels and links.
+/// Times that are charged besides kernels and links.
 struct Charges {
   std::map<std::string, RoutingCharge, std::less<>>
       token_routing;              ///< by policy; others take no time of their own
@@ -19,19 +19,18 @@ struct Charges {
   Seconds host_overhead{};        ///< once per step
   Seconds per_layer{};            ///< gaps between the kernels of a layer
   Seconds per_sequence{};         ///< of the host, for each sequence of the rank that has most
-  /// What the host takes at least to launch a kernel, and so a layer, in steps that have no graph,
-  /// ...
+  /// Least time of the host to launch a kernel, and so a layer, in steps that have no graph, ...
   Seconds eager_launch{}, eager_layer{};
   /// ... which are those with prompt tokens, and decodes of more tokens per rank than this.
   std::int32_t graph_tokens = 0;
-  /// The standard deviation of when the hosts of ranks are ready to launch, and what ranks wait for
-  /// the last of their group on average: once where a step has a graph, else in each layer.
+  /// Standard deviation of when the hosts of ranks are ready to launch. Mean time that ranks wait
+  /// for the last of their group: once if a step has a graph, else in each layer.
   Seconds rank_jitter{}, wait_for_last{};
   std::string source;
 
-  /// Whether it is said what a policy takes, here or by its row: as part of the gate's kernel.
+  /// True if it is said what a policy takes, here or by its row: as part of the gate's kernel.
   bool knows(std::string_view policy) const;
-  /// One layer with `active` logical experts. Nothing is charged where nothing is replicated.
+  /// Time of a layer's decision with `active` logical experts. Without replicas nothing is charged.
   Seconds routing(std::string_view policy, int active, bool replicated) const;
 };
 
@@ -39,7 +38,7 @@ struct Charges {
 /// n = 1, 1 / sqrt(pi) for 2, 2.07 for 32.
 double mean_of_largest(int n);
 
-/// What policies' own GPU time is taken from: as published; as a kernel of today may take
+/// Source of policies' own GPU time: as published; as a kernel of today may take
 /// (MeasuredCharge::fast); nothing.
 enum class RoutingCharges { measured, fast, none };
 /// Charges of policies' own time and of top-k over all tokens, and nothing else.

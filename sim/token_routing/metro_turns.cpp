@@ -104,7 +104,7 @@ namespace {
 #define MOESIM_SHUFFLES __attribute__((target("ssse3")))
 
 using Lanes = std::array<std::array<std::uint8_t, lanes>, lanes + 4>;
-// One in the lane of each GPU, nothing for GPUs that are none; a GPU's number in all lanes.
+// Ones in the lanes of GPUs, zero in the others; a GPU's number in all lanes.
 constexpr Lanes ones = [] {
   Lanes all{};
   for (std::size_t gpu = 0; gpu < lanes; ++gpu) all[gpu][gpu] = 1;
@@ -127,8 +127,8 @@ MOESIM_SHUFFLES inline __m128i where(std::int32_t tokens) {
 
 }  // namespace
 
-// The same with the counts of all GPUs in one register: a choice waits four instructions for the
-// one before, not for memory, whose counts no CPU can foretell to be others.
+// Does the same with the counts of all GPUs in one register. A choice waits four instructions for
+// the one before, not for memory, whose counts no CPU can predict to be others.
 MOESIM_SHUFFLES void MetroTurns::route_in_lanes(std::span<const std::int32_t> tokens,
                                                 std::span<std::int32_t> tokens_of_slot) const {
   __m128i active = _mm_setzero_si128();

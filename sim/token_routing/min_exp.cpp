@@ -13,13 +13,13 @@ namespace {
 
 constexpr std::int32_t none = -1;
 
-// Shifts load along cost-reducing paths until there are none: GPU g, an expert on g that another
-// GPU hosts too, that GPU, an expert on it, and so on to a GPU with at least two active experts
-// fewer than g. A shift takes one from g and gives one to the last. From the
-// fullest GPU first, breadth first, experts ascending, ties to the lowest GPU.
+// Shifts load along cost-reducing paths until there are none. A path: GPU g, an expert on g that
+// another GPU hosts too, that GPU, an expert on it, and so on. It ends at a GPU with at least two
+// active experts fewer than g. A shift takes one from g and gives one to the last. From the fullest
+// GPU first, breadth first, experts ascending, ties to the lowest GPU.
 //
-// What a failed search saw is settled for good: its GPUs reach none outside, and all have
-// L >= L[g] - 1, so that they are no target for any GPU that is tried later.
+// A failed search settles for good what it saw. Its GPUs reach none outside, and all have L >= L[g]
+// - 1, so they are no target for any GPU that is tried later.
 class PathShifter {
  public:
   PathShifter(const LayerPlacement& placement, MinExp::Workspace& workspace)

@@ -14,9 +14,9 @@ namespace moesim {
 ///   min lambda  s.t.  sum_g y[i][g] >= 1 for each active expert i,  sum_i y[i][g] <= lambda for
 ///                     each GPU g,  y[i][g] in {0, 1},  y[i][g] <= A[i][g]
 ///
-/// Lemma 1: one replica per active expert suffices. What remains is a semi-matching of experts to
-/// GPUs; one without a cost-reducing path is optimal (Harvey, Ladner, Lovasz and Tamir,
-/// Semi-matchings for bipartite graphs and load balancing, 2006): lambda is minimal, the sorted
+/// Lemma 1: one replica per active expert suffices. A semi-matching of experts to GPUs remains. A
+/// semi-matching without a cost-reducing path is optimal (Harvey, Ladner, Lovasz and Tamir,
+/// Semi-matchings for bipartite graphs and load balancing, 2006). So lambda is minimal, the sorted
 /// load vector is lexicographically minimal, and so is every convex sum over it. That vector is
 /// unique.
 class MinExp {

@@ -10,7 +10,7 @@
 
 namespace moesim {
 
-/// One of an expert's GPUs: its place in LayerPlacement::host_gpus_of, and its number.
+/// GPU of an expert: its place in LayerPlacement::host_gpus_of, and its number.
 struct Host {
   std::size_t place, gpu;
   std::int32_t active;  // experts on that GPU so far
@@ -19,7 +19,7 @@ struct Host {
 /// The one with the fewest active experts so far, ties to the lowest GPU.
 inline Host least_active_host(std::span<const std::int32_t> gpus,
                               std::span<const std::int32_t> active_on_gpu) {
-  // Load above place above GPU in one number: the least of two is found without a branch, which
+  // Load above place above GPU in one number. The least of two is found without a branch, which
   // cannot be predicted, and what it is need not be looked up. Most experts have one host or two.
   const auto key = [&](std::size_t i) {
     const auto gpu = static_cast<std::size_t>(gpus[i]);

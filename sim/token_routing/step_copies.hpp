@@ -10,9 +10,9 @@
 
 namespace moesim {
 
-/// One layer's tokens while a policy decides which copies this step brings: on the standing slots,
-/// split evenly to begin with, and on the copies so far. A value: a policy tries moves on another
-/// plan and keeps the better one.
+/// Tokens of a layer while a policy decides which copies this step brings. Tokens are on the
+/// standing slots, split evenly to begin with, and on the copies so far. A value: a policy tries
+/// moves on another plan and keeps the better one.
 class CopyPlan {
  public:
   /// Begins anew, without copies. `slots_of_gpu`: how many copies a GPU has room for.
@@ -22,13 +22,13 @@ class CopyPlan {
   /// lowest.
   std::span<const std::int32_t> hottest_first() const { return hottest_first_; }
   std::int32_t tokens(int slot) const { return tokens_of_slot_[static_cast<std::size_t>(slot)]; }
-  /// What it began with.
+  /// Tokens that a slot began with.
   std::int32_t first_tokens(int slot) const {
     return first_tokens_[static_cast<std::size_t>(slot)];
   }
   /// The tokens of a GPU, copies counted.
   std::int32_t load(int gpu) const { return load_[static_cast<std::size_t>(gpu)]; }
-  /// Whether a GPU has room for one more copy, and no slot or copy of the expert.
+  /// True if a GPU has room for one more copy, and no slot or copy of the expert.
   bool takes(int expert, int gpu) const;
   /// Brings a copy of a standing slot's expert to a GPU that takes it, for some of the slot's
   /// tokens.

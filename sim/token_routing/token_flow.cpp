@@ -27,8 +27,8 @@ void TokenFlow::add_up() {
   }
 }
 
-// The limit is always a lower bound, so the first that can be kept is the optimum: at first the
-// mean; then, where GPUs are stuck above it, their own mean (Hall).
+// Minimises the limit. It is always a lower bound, so the first that can be kept is the optimum. At
+// first it is the mean; then, if GPUs are stuck above it, their own mean (Hall).
 std::int32_t TokenFlow::minimise() {
   const std::int64_t total = std::accumulate(load_.begin(), load_.end(), std::int64_t{0});
   const std::int64_t gpus = placement_.gpus();
@@ -37,7 +37,7 @@ std::int32_t TokenFlow::minimise() {
   return limit;
 }
 
-// Shifts tokens until no GPU holds more than `limit`, and answers 0; or answers the least that some
+// Shifts tokens until no GPU holds more than `limit`, and returns 0. Or returns the least that some
 // GPUs must hold, because every token on them has its usable slots there.
 std::int32_t TokenFlow::level(std::int32_t limit) {
   for (std::int32_t gpu = 0; gpu < placement_.gpus(); ++gpu) {
@@ -81,7 +81,7 @@ bool TokenFlow::push_from(std::int32_t start, std::int32_t limit) {
   return false;
 }
 
-// As many tokens as the path found takes.
+// Shifts as many tokens as the path found takes.
 void TokenFlow::shift(std::int32_t start, std::int32_t end, std::int32_t limit) {
   std::int32_t tokens = std::min(load_[at(start)] - limit, limit - load_[at(end)]);
   const auto for_each_hop = [&](auto&& visit) {

@@ -33,7 +33,7 @@ class TokenFlow {
   /// Lowers the most tokens on any GPU to the optimum, and answers it.
   std::int32_t minimise();
   /// Leaves out slots one by one, those with the fewest tokens first, as long as no GPU need hold
-  /// more than `limit`: no slot that still has tokens could be spared alone.
+  /// more than `limit`. No slot that still has tokens could be spared alone.
   void spare_slots(std::int32_t limit);
 
  private:

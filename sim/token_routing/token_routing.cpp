@@ -38,7 +38,7 @@ namespace {
 using namespace std::chrono_literals;
 using Table = Registry<TokenRouterFactory>;
 
-// What a decision takes, as published and at least, and the source of its measurement.
+// Time that a decision takes, as published and at least, and the source of its measurement.
 struct Decision {
   std::optional<RoutingCharge> charge, fast;
   std::string_view source;
@@ -52,9 +52,9 @@ constexpr Decision in_gate{std::nullopt, std::nullopt, "part of the gate's kerne
 // tokens of the group: 1.9 us + 5.8 us per 128 active experts, off by 4 % at most; the hash 1.3 us.
 constexpr Decision by_metro{RoutingCharge{0us, 26us}, RoutingCharge{600ns, 5800ns},
                             "METRO paper Fig. 11 (8 A100, 128 experts)"};
-// Nobody has published a semi-matching kernel. Fast: ours takes 3.8 to 7.0 us, hash included, at
-// most, but for 64 GPUs with twice the slots (15 to 21 us): experts with one replica are counted
-// at once, and only the others are decided one by one.
+// Published semi-matching kernels do not exist. Fast: ours takes 3.8 to 7.0 us, hash included, at
+// most, but for 64 GPUs with twice the slots (15 to 21 us). Experts with one replica are counted at
+// once, and only the others are decided one by one.
 constexpr Decision by_matching{RoutingCharge{10us, 26us}, RoutingCharge{5700ns, 0us},
                                "optimal and hybrid: +10 us, an estimate"};
 // The hybrid choice begins with the matching, and has no kernel: 10 us more in both.

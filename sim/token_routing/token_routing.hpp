@@ -26,8 +26,7 @@ struct TokenRows {
   std::size_t k() const { return source_rank.empty() ? 0 : ids.size() / source_rank.size(); }
 };
 
-/// What one decision is about: the tokens of one layer in one step, those of every rank of the EP
-/// group.
+/// Input of one decision: the tokens of one layer in one step, those of every rank of the EP group.
 struct RoutingProblem {
   const LayerPlacement& placement;
   /// T: (token, slot) selections per logical expert, [experts].
@@ -44,24 +43,23 @@ struct StepCopy {
   std::int32_t expert = 0, gpu = 0, tokens = 0;
 };
 
-/// Where a router writes its decision: memory of the caller, of the right size, with anything in
-/// it.
+/// Output of a router's decision: memory of the caller, of the right size, with anything in it.
 struct SlotChoice {
-  /// The tokens of every slot, [slots]: those of an expert's slots, and of the copies that this
-  /// step brings of it, add up to its tokens.
+  /// Tokens of every slot, [slots]. Those of an expert's slots, and of the copies that this step
+  /// brings of it, add up to its tokens.
   std::span<std::int32_t> tokens_of_slot;
   /// The slot of every selection, -1 for those that do not run: [tokens, k] for routers with
   /// needs_token_rows(), else empty.
   std::span<std::int32_t> slot_of_selection{};
-  /// What routers with step_slots() add to: at most so many of a GPU, each of an expert that the
-  /// GPU does not hold, each with a token. Empty when a router is asked; null for other routers.
+  /// Copies that routers with step_slots() add to: at most so many of a GPU. Each is of an expert
+  /// that the GPU does not hold, and has a token. Empty when a router is asked; null for other
+  /// routers.
   std::vector<StepCopy>* copies = nullptr;
 };
 
-/// What a GPU's experts take in one layer if it either waits for weights or computes:
-/// max(weight_time * active slots, token_time * tokens). Any unit of time; the default is that of
-/// one weight read, of which 206 tokens are worth one where weights and activations are bf16 and
-/// the GPU is an H200 (989.5 TFLOP/s over 4.8 TB/s).
+/// Time of a GPU's experts in one layer if it either waits for weights or computes: max(weight_time
+/// * active slots, token_time * tokens). Any unit of time. The default is that of one weight read,
+/// worth 206 tokens in bf16 on an H200 (989.5 TFLOP/s over 4.8 TB/s).
 struct RooflineTime {
   double weight_time = 1;
   double token_time = 1 / 206.0;
@@ -81,33 +79,33 @@ class TokenRouter {
   /// activates nothing. Ties: lowest GPU id. Pure: same problem, same answer, from any thread, with
   /// memory that is kept between calls in a PerThread (per_thread.hpp).
   virtual void route(const RoutingProblem&, SlotChoice) const = 0;
-  /// Whether the decision needs T of the whole EP group, which only some dispatches give.
+  /// True if the decision needs T of the whole EP group, which only some dispatches give.
   virtual bool needs_global_counts() const = 0;
-  /// Whether every selection is given a slot of its own, as engines' kernels do: then the problem
+  /// True if every selection is given a slot of its own, as engines' kernels do. Then the problem
   /// must have rows, and the choice says which slot.
   virtual bool needs_token_rows() const { return false; }
   /// Room that every GPU keeps for copies of one layer and step, in slots. All layers use the same
   /// room, one after the other: it is counted once, not per layer. Bytes that travel and the time
   /// to decide are charged by the step. Not for routers with needs_token_rows().
   virtual int step_slots() const { return 0; }
-  /// Whether copies were sent beside what computes before the layer, so that no step waits for
+  /// True if copies were sent during what computes before the layer, so that no step waits for
   /// them.
   virtual bool hides_copies() const { return false; }
-  /// What it minimises, if it weighs weights against tokens.
+  /// Returns what it minimises, if it weighs weights against tokens.
   virtual std::optional<RooflineTime> objective() const { return std::nullopt; }
 };
 
-/// What routers are built for.
+/// Facts that routers are built for.
 struct RoutingContext {
-  /// Where the experts stand: fixed choices are made once.
+  /// Placement of the experts: fixed choices are made once.
   const ExpertPlacement& placement;
-  /// What the GPU takes for the model's experts, where no option says otherwise.
+  /// Times of the model's experts on the GPU, where no option says otherwise.
   RooflineTime time{};
   /// Tokens per expert that the placement was made by, [layers][experts]; empty when none were.
   std::span<const ExpertLoad> load{};
   /// GPUs (EP ranks) next to each other that reach each other over NVLink; 0: all do.
   int ranks_per_domain = 0;
-  /// What an expert's weights take on a GPU's NVLink; 0: no GPU is known.
+  /// Time of an expert's weights on a GPU's NVLink; 0: no GPU is known.
   Seconds time_of_copy{};
 };
 
@@ -123,7 +121,7 @@ struct RoutingCharge {
   Seconds per_128_active{};
 };
 
-/// What deciding takes by one policy of the table, and where that comes from.
+/// Time of deciding by one policy of the table, and its source.
 struct MeasuredCharge {
   std::string_view policy;
   std::optional<RoutingCharge> charge;  ///< none: it is part of a kernel that is timed as a whole
@@ -131,10 +129,10 @@ struct MeasuredCharge {
   std::optional<RoutingCharge> fast;
   std::string_view source;
 };
-/// What each row of token_routers() takes.
+/// Times of each row of token_routers().
 std::span<const MeasuredCharge> measured_charges();
 
-/// What a routing did to each GPU.
+/// Load of each GPU by a routing.
 struct LayerLoad {
   std::vector<std::int32_t> activated;  ///< slots with at least one token, per GPU
   std::vector<std::int32_t> tokens;     ///< per GPU

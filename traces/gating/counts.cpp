@@ -48,8 +48,8 @@ Counts read_counts(const NpyArray& file, const std::string& place) {
 
 /// Draws k distinct experts, expert e with probability k counts[e] / sum(counts), exactly:
 /// systematic sampling in random order (Madow 1949; Hartley and Rao 1962). Experts lie one after
-/// another on a line, each k counts[e] long; of a comb with a tooth every sum(counts), put down at
-/// random, no expert gets two teeth while none is longer than that.
+/// another on a line, each k counts[e] long. A comb with a tooth every sum(counts) is put down at
+/// random. No expert gets two teeth while none is longer than that.
 void draw(std::span<const std::int64_t> counts, std::int64_t sum, std::span<std::uint16_t> order,
           std::span<std::uint16_t> picks, Rng& rng) {
   const auto k = static_cast<std::int64_t>(picks.size());
@@ -65,7 +65,7 @@ void draw(std::span<const std::int64_t> counts, std::int64_t sum, std::span<std:
   }
 }
 
-/// What a file of counts holds, a table for each workload.
+/// Tables of counts of a file, one for each workload.
 struct CountsFile {
   std::vector<std::string> workloads;
   std::vector<Counts> counts;  // of each

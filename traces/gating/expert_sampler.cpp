@@ -153,8 +153,8 @@ std::size_t ExpertSampler::find_untaken(const WeightedDraw& draw, const char* ta
   group.bells[group.rung++] = {time, static_cast<std::uint16_t>(first + drawn)};
 }
 
-// By time, equal ones by id. Each goes to the place that as many others are before: there are few,
-// and no branch could guess which is first.
+// Sorts by time, equal times by id. Each goes to the place that as many others are before. There
+// are few, and no branch could guess which is first.
 void ExpertSampler::sort_groups() {
   const std::size_t count = unordered_.size();
   for (std::size_t i = 0; i < count; ++i) {

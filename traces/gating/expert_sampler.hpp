@@ -35,16 +35,16 @@ class WeightedDraw {
   double total_ = 0, size_ = 0;
 };
 
-/// Picks the experts of tokens in one layer: the top k of log(weight) + Gumbel noise, which is the
-/// same as k draws without replacement in proportion to weight (Plackett-Luce; Yellott 1977).
-/// With groups (DeepSeek-V3, arXiv:2412.19437 section 2.1.2) only experts of the groups with the
-/// highest sum of their two best scores may be picked.
+/// Picks the experts of tokens in one layer: the top k of log(weight) + Gumbel noise. This is the
+/// same as k draws without replacement in proportion to weight (Plackett-Luce; Yellott 1977). With
+/// groups (DeepSeek-V3, arXiv:2412.19437 section 2.1.2) only experts of the best groups may be
+/// picked. The best have the highest sum of their two best scores.
 class ExpertSampler {
  public:
   /// `groups` divides `experts`; k experts fit into `groups_per_token` groups.
   ExpertSampler(int experts, int k, int groups, int groups_per_token);
 
-  /// One weight > 0 per expert.
+  /// Sets a weight > 0 for each expert.
   void set_weights(std::span<const double> weights);
   /// Overwrites the k picks of the previous token with those of the next: each is kept with
   /// probability `reuse`, and the others are drawn.
@@ -53,7 +53,7 @@ class ExpertSampler {
   void first(std::span<std::uint16_t> picks, Rng& rng);
 
  private:
-  /// The experts of a group in falling order of score, as a race: exponential clocks with rates
+  /// Experts of a group in falling order of score, as a race. Exponential clocks with rates
   /// `weight` ring in the order of log(weight) + Gumbel, and score = -log(time). The next bell
   /// rings an exponential time of rate `left`, the weight that has not rung, after the last.
   struct Group {

@@ -9,18 +9,18 @@
 
 namespace moesim {
 
-/// Where expert choices come from. Every gating is a routing trace that is replayed: a recorded
-/// one, or one that a seeded generator makes; so there is one way to route tokens, and any
-/// generated trace can be written to a file.
+/// A source of expert choices. Every gating is a routing trace that is replayed: a recorded one, or
+/// one that a seeded generator makes. So there is one way to route tokens, and any generated trace
+/// can be written to a file.
 class Gating {
  public:
   virtual ~Gating() = default;
   /// The trace to replay for `model`. Same seed, same rows. Throws ConfigError if a recorded trace
   /// is of another model (experts, k or MoE layers differ) and "adapt" was not asked for.
   virtual RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const = 0;
-  /// Its first requests and their rows, at least two of each workload if it has two, whose tokens
-  /// may choose any experts: for who asks whether a model and a deployment can have the trace.
-  /// Generators need not draw. Throws what trace() does.
+  /// Returns the first requests and their rows, at least two of each workload if it has two. Their
+  /// tokens may choose any experts: callers only ask if a model and a deployment can have the
+  /// trace. Generators need not draw. Throws what trace() does.
   virtual RoutingTrace outline(const MoeModel& model, std::uint64_t seed) const {
     return trace(model, seed);
   }

@@ -8,8 +8,8 @@
 
 namespace moesim {
 
-/// Terms of synthetic routing that have the known statistics of a model: a trace of 4 workloads of
-/// 64 requests has them in the mean over layers of what trace_statistics.hpp computes.
+/// Terms of synthetic routing that have the known statistics of a model. A trace of 4 workloads of
+/// 64 requests has them in the mean over layers (trace_statistics.hpp).
 /// tests/traces/test_presets.cpp holds how many experts a batch activates, test_gating.cpp the
 /// other statistics.
 struct GatingPreset {
@@ -19,13 +19,13 @@ struct GatingPreset {
   GatingTerms terms;
 };
 
-/// What a published figure does not fix is said above each row.
+/// Rows of presets. The comment above each row says what a published figure does not fix.
 inline constexpr std::array gating_presets{
     // Pooled max/mean 2.62, variation .71, top-12.5 % share .28, least popular .04 of the mean; one
-    // workload 4.1 and 1.0; overlap at lag 1 .44, lag 128 .324, same request .315, different
-    // requests .19; the next layer's experts foretold .62; spread of a decode batch of 8 over
-    // layers 8.3. 512 prompt tokens of one request of gpt-oss-120b activate 72 to 95 of 128 experts
-    // in its first eight layers (ggml-org/llama.cpp#15346); the preset 88.
+    // workload 4.1 and 1.0. Overlap at lag 1 .44, lag 128 .324, same request .315, different
+    // requests .19. The next layer's experts are predicted in .62. The spread of a decode batch of
+    // 8 over layers is 8.3. 512 prompt tokens of one request of gpt-oss-120b activate 72 to 95 of
+    // 128 experts in its first eight layers (ggml-org/llama.cpp#15346); the preset 88.
     GatingPreset{"gpt_oss",
                  "gpt-oss",
                  "decode of gpt-oss-20b, 703 requests of 11 benchmarks, recorded "

@@ -87,7 +87,7 @@ RequestTopics request_topics(std::size_t rows, const GatingTerms& terms, const W
   return topics;
 }
 
-/// What the rows of all requests have in common.
+/// Facts that the rows of all requests have in common.
 struct RowShape {
   std::size_t layers, k;
   double reuse;

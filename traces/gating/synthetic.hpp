@@ -16,12 +16,11 @@
 
 namespace moesim {
 
-/// What a token's choice of experts depends on. The log-weight of an expert in a layer is the sum
-/// of independent normals: one of the layer's own, one of the request's workload, one of the
-/// request, one of the token's topic; a token picks by ExpertSampler. A token has one topic in all
-/// layers, which makes layers foretell each other: a request holds a few topics of the trace's and
-/// stays with one for some tokens (a mixture of topics per document, as in Blei, Ng and Jordan
-/// 2003, with a memory).
+/// Terms of a token's choice of experts. The log-weight of an expert in a layer is a sum of
+/// independent normals: of the layer, the request's workload, the request and the token's topic. A
+/// token picks by ExpertSampler. A token has one topic in all layers, which makes one layer predict
+/// the next. A request holds a few topics of the trace and stays with one for some tokens (a
+/// mixture of topics per document, Blei, Ng and Jordan 2003, with a memory).
 struct GatingTerms {
   double popularity_sigma = 0;   ///< of the layer's own term, median over layers
   double popularity_spread = 0;  ///< log-normal spread of that sigma between layers

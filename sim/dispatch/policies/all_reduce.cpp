@@ -7,9 +7,9 @@ namespace moesim {
 
 namespace {
 
-// Every GPU writes its rows into a buffer for all tokens that is zero elsewhere, and an all-reduce
-// of B * d * b bytes gives every GPU all rows: ranks of unequal lengths need no padding. Partial
-// results come back by another all-reduce of which a rank keeps its own rows. Twice the bytes of an
+// Every GPU writes its rows into a buffer for all tokens that is zero elsewhere. An all-reduce of B
+// * d * b bytes gives every GPU all rows: ranks of unequal lengths need no padding. Partial results
+// come back by another all-reduce, of which a rank keeps its own rows. Twice the bytes of an
 // all-gather and a reduce-scatter. SGLang's attention DP does so in steps with prompts
 // (DpPaddingMode.SUM_LEN, python/sglang/srt/layers/dp_attention.py). [SGLang]
 class AllReduce final : public Dispatch {

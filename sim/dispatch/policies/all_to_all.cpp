@@ -5,8 +5,8 @@ namespace moesim {
 
 namespace {
 
-// bytes dispatch = sum over tokens of |D(t) \ {source}| * (d*b + scales), D(t) = GPUs that host the
-// chosen slots; the expert's GPU sums its contributions and returns one bf16 vector per (token,
+// bytes dispatch = sum over tokens of |D(t) \ {source}| * (d*b + scales). D(t) = GPUs that host the
+// chosen slots. The expert's GPU sums its contributions and returns one bf16 vector per (token,
 // GPU). [DeepEP]
 class AllToAll final : public Dispatch {
  public:

@@ -7,9 +7,9 @@ namespace moesim {
 
 namespace {
 
-// Only the top-k ids travel to every rank (2 bytes each), which is enough for a policy that needs
-// the whole batch's counts; activations then go by all-to-all. Costs one more small collective.
-// Our own cheaper form of METRO's all-gather: [METRO] sends activations.
+// Only the top-k ids travel to every rank (2 bytes each). This suffices for a policy that needs the
+// whole batch's counts. Activations then go by all-to-all. Costs one more small collective. Our own
+// cheaper form of METRO's all-gather: [METRO] sends activations.
 class IdsAllGather final : public Dispatch {
  public:
   explicit IdsAllGather(TokenBytes bytes) : bytes_(bytes) {}

@@ -6,9 +6,9 @@ namespace moesim {
 namespace {
 
 // DeepGEMM's MegaMoE: one kernel pulls the tokens of an expert's tile in fp8 with a scale of each
-// 32 values, multiplies them, and writes results back in bf16, over NVLink. One message per (token,
-// expert), as with low latency. The kernel's time holds both ways (mega_moe_kernel); what is left
-// here is the bytes.
+// 32 values and multiplies them. It writes results back in bf16, over NVLink. A message per (token,
+// expert), as with low latency. The kernel's time holds both ways (mega_moe_kernel); only the bytes
+// are left here.
 class MegaMoe final : public Dispatch {
  public:
   Exchange exchange(const DispatchProblem& problem) const override {

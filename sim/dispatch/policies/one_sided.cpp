@@ -5,9 +5,9 @@ namespace moesim {
 
 namespace {
 
-// bytes dispatch = sum over tokens of |D(t) \ {source}| * (d*b + scales), D(t) = GPUs that host the
+// bytes dispatch = sum over tokens of |D(t) \ {source}| * (d*b + scales). D(t) = GPUs that host the
 // chosen slots, as for an all-to-all. A GPU writes them into the memory of the others and reads one
-// sum per (token, GPU) from there: no buffers of the network, no second copy. Kernels fill the GPU
+// sum per (token, GPU) from there. No buffers of the network, no second copy. Kernels fill the GPU
 // until they are done. TensorRT-LLM's NVLinkOneSided; tables of GB200, 2 to 64 GPUs.
 class OneSided final : public Dispatch {
  public:

@@ -314,7 +314,7 @@ std::vector<int> experts_on(const LayerPlacement& layer, int gpu) {
   return experts_in_slots(layer, layer.first_slot(gpu), layer.first_slot(gpu + 1));
 }
 
-// What stands in the rows of dense layers, which are never read: SGLang's trivial map.
+// Rows of dense layers, which are never read: SGLang's trivial map.
 LayerPlacement dense_row(const LayerPlacement& like) {
   GpuSlots experts_on_gpu;
   for (int gpu = 0; gpu < like.gpus(); ++gpu) {
@@ -466,7 +466,7 @@ std::vector<ExpertLoad> load_from_array(const std::filesystem::path& file, const
   return load;
 }
 
-// What SGLang's recorder dumps in its modes stat and stat_approx.
+// Reads what SGLang's recorder dumps in its modes stat and stat_approx.
 std::vector<ExpertLoad> load_from_torch(const std::filesystem::path& path) {
   TorchFile file(path);
   const auto* dict = std::get_if<const PyDict*>(&file.value());

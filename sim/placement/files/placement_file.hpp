@@ -25,7 +25,7 @@ enum class PlacementFormat { sglang, trtllm, vllm_ascend, npy };
 inline constexpr std::array<std::string_view, 4> placement_format_names{"sglang", "trtllm",
                                                                         "vllm_ascend", "npy"};
 
-/// What a placement file leaves to the deployment.
+/// Facts that a placement file leaves to the deployment.
 struct PlacementContext {
   int gpus = 0;  ///< for trtllm, vLLM, and for sglang without "num_gpus"; 0: the file must say
   int first_layer = 0;  ///< index of the model's first MoE layer: SGLang's and TensorRT-LLM's count
@@ -33,9 +33,9 @@ struct PlacementContext {
 };
 
 /// Reads a placement in any of the formats, recognised by content. GPUs may hold unequal numbers of
-/// experts. Unless the file says how many experts there are, the largest id does. Of SGLang's rows
-/// those before first_layer are left out. Throws ConfigError with the place if a layer loses an
-/// expert, an id is out of range, lengths do not fit, or gpus is not what the file says.
+/// experts. Unless the file says how many experts there are, the largest id does. SGLang's rows
+/// before first_layer are left out. Throws ConfigError with the pointer if a layer loses an expert
+/// or an id is out of range. The same if lengths do not fit, or gpus is not what the file says.
 ExpertPlacement read_placement(const std::filesystem::path& file, PlacementContext = {});
 /// A placement from JSON that has been parsed.
 ExpertPlacement read_placement(const ConfigNode&, PlacementContext = {});
@@ -45,10 +45,10 @@ ExpertPlacement read_placement(const ConfigNode&, PlacementContext = {});
 /// say it: in trtllm unequal GPUs, in npy two slots of a GPU with one expert.
 std::string placement_bytes(const ExpertPlacement&, PlacementFormat, int first_layer = 0);
 
-/// Reads an observed load, [layers][experts]: {"load": [[tokens of each expert] per layer]},
-/// SGLang's {"logical_count": the same, or a list of such over steps} as JSON or .pt, or an .npy
+/// Reads an observed load, [layers][experts]. Forms: {"load": [[tokens of each expert] per layer]};
+/// SGLang's {"logical_count": the same, or a list of such over steps} as JSON or .pt. Also an .npy
 /// file of shape [layers, experts] or [steps, layers, experts]; steps are summed. Throws
-/// ConfigError with the place if it is no such thing or not finite and >= 0.
+/// ConfigError with the pointer if it is no such thing or not finite and >= 0.
 std::vector<ExpertLoad> read_load(const std::filesystem::path& file);
 
 }  // namespace moesim

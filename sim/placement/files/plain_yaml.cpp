@@ -77,7 +77,8 @@ class Parser {
     return members;
   }
 
-  // What follows "key:": on the same line, or as a block below. The lines read are behind next_.
+  // Reads what follows "key:" on the same line, or as a block below. The lines read are behind
+  // next_.
   Json value_after(std::string_view rest, std::size_t indent) {
     if (!rest.empty() && rest.front() != ' ') fail("has no space after \"key:\"");
     flow_ = rest;

@@ -14,9 +14,9 @@ namespace {
 
 // Swaps experts between GPUs for as long as that brings more pairs together.
 //   together(e, f) = tokens that picked e and f / (copies of e * copies of f)
-// is how many tokens meet both on one GPU that holds both, if every token takes one copy of each at
-// random. What is maximised is its sum over the pairs inside GPUs, what is bounded the load of a
-// GPU, in which the copies of an expert have equal shares.
+// is how many tokens meet both on one GPU that holds both. Every token takes one copy of each at
+// random. The sum over the pairs inside GPUs is maximised. The load of a GPU, in which the copies
+// of an expert have equal shares, is bounded.
 class Swaps {
  public:
   Swaps(const LayerStatistics& seen, const std::vector<int>& copies,

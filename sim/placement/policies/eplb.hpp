@@ -8,7 +8,7 @@
 
 namespace moesim {
 
-/// One layer's map as DeepSeek's EPLB returns it.
+/// Map of a layer as DeepSeek's EPLB returns it.
 struct EplbMap {
   std::vector<int> phy2log;               ///< the expert of each slot, rank-major: [slots]
   std::vector<std::vector<int>> log2phy;  ///< the slots of each expert, in the order of replication

@@ -6,8 +6,8 @@ namespace moesim {
 
 namespace {
 
-// EPLB over all GPUs at once, with the two rules that it lacks: no more copies of an expert than
-// GPUs, and no two on one GPU, where the second would serve no token that the first does not
+// EPLB over all GPUs at once, with the two rules that it lacks. An expert has no more copies than
+// GPUs, and no two on one GPU. There the second would serve no token that the first does not
 // (FlashLB of vllm-ascend has the second rule). In double precision.
 //
 // {"failure_domains": D}: the GPUs are D blocks in order, e.g. nodes (balanced_over_domains).

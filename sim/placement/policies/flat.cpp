@@ -12,10 +12,10 @@ std::span<const Key> eplb_distinct_placement_keys();
 namespace {
 
 // Flat replication: the P - N redundant slots hold one more copy of each of the P - N hottest
-// experts; none gets a third before all have a second. Where the number of active experts bounds a
-// step, and not their tokens, a choice of two GPUs for many experts serves better than a choice of
-// many for a few. Where copies are an insurance, too: a GPU that fails takes the last copy of
-// fewest experts, of none with twice as many slots as experts. Packed as by eplb_distinct, with its
+// experts. None gets a third before all have a second. If the number of active experts bounds a
+// step, and not their tokens, two GPUs for many experts serve better than many for a few. So it is
+// if copies are an insurance, too: a GPU that fails takes the last copy of fewest experts. With
+// twice as many slots as experts it takes none. Packed as by eplb_distinct, with its
 // {"failure_domains": D}.
 class Flat final : public Placer {
  public:

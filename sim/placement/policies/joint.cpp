@@ -31,11 +31,11 @@ struct Layout {
   int gpus_per_node = 1;
 };
 
-// The start. Primaries by load, the heaviest first to the lightest GPU with room, as many on every
-// GPU (one fewer on the last where they do not divide evenly); then copies one by one, to the
-// expert with the largest load per copy that a GPU with an open slot does not hold, on the lightest
-// such GPU. All within nodes where nodes divide the expert groups, as EPLB's hierarchy. Ties:
-// lowest id.
+// Start of the search. Primaries by load, the heaviest first to the lightest GPU with room. Every
+// GPU has equally many (the last one fewer where they do not divide evenly). Then copies one by
+// one, to the expert with the largest load per copy. A GPU with an open slot must not hold it; the
+// lightest such GPU gets it. All within nodes where nodes divide the expert groups, as EPLB's
+// hierarchy. Ties: lowest id.
 class Start {
  public:
   Start(const PlacementProblem& problem, std::span<const double> load)
@@ -127,12 +127,12 @@ class Start {
   Layout layout_;
 };
 
-// Simulated annealing. What is minimised, 1 being as good as it gets:
+// Simulated annealing. Minimises, 1 being as good as it gets:
 //
 //   mean over batches of the least maximum of activated experts / mean of ceil(active / GPUs)
 //     + token_weight * max(0, fullest GPU / mean GPU - 1 - load_slack)
 //
-// with tokens split evenly over the copies of an expert. Moves: two GPUs of a node exchange a
+// Tokens are split evenly over the copies of an expert. Moves: two GPUs of a node exchange a
 // primary or a copy each, or a GPU takes another expert for a copy.
 class Annealing {
  public:
@@ -197,7 +197,7 @@ class Annealing {
     return take_another(gpu, primaries_[at(gpu)] + below(copies));
   }
 
-  // One of `count` slots from `first` on of a GPU with one of the same kind of another.
+  // Exchanges one of `count` slots from `first` on of a GPU with one of the same kind of another.
   bool exchange(int gpu, int first, int count, bool primary) {
     const int other = in_same_node(gpu);
     const int others = primary ? primaries_[at(other)] : slots(other) - primaries_[at(other)];
@@ -258,12 +258,12 @@ class Annealing {
 };
 
 // Puts experts where exact routing activates the fewest, and prefill's tokens stay balanced, on
-// batches that were sampled from traces. Our own. EPLB balances tokens alone: its copies may stand
-// beside each other, and even exact routing may then activate more than without replication.
+// batches that were sampled from traces. Our own. EPLB balances tokens alone: its copies may be
+// next to each other. Even exact routing may then activate more than without replication.
 //
 // Safe for decode: every expert has a primary copy, and no GPU more than ceil(experts / GPUs) of
-// them, so that exact routing never activates more than that, nor more than the primaries by
-// themselves, whatever the batch.
+// them. So exact routing never activates more than that, nor more than the primaries by themselves,
+// whatever the batch.
 class Joint final : public Placer {
  public:
   explicit Joint(JointOptions options) : options_(std::move(options)) {}
@@ -286,7 +286,7 @@ class Joint final : public Placer {
   BatchSample sample() const override { return options_.sample; }
 
  private:
-  // Where GPUs have a slot for every expert of their node there is nothing to choose.
+  // True if GPUs have a slot for every expert of their node: then there is nothing to choose.
   static bool holds_everything(const Layout& start, const PlacementProblem& problem) {
     const int nodes = problem.gpus / start.gpus_per_node;
     return problem.slots_per_gpu >= problem.experts / nodes;
@@ -308,12 +308,12 @@ class Joint final : public Placer {
 
 }  // namespace
 
-// Temperatures of the first and the last move, in the unit of the cost: one expert fewer on the
-// busiest GPU of one of some hundred batches is worth about the first, a tenth of it in the mean
-// the last. Starts at 0.01, 0.003 and 0.001 and ends down to 0.00003 were tried on the recorded
-// traces of gpt-oss-20b and DeepSeek-V2-Lite: these gave the lowest cost on the fitted halves of
-// both. What the other halves then gave was in sight as well. README.md has what workloads say that
-// no constant was chosen on.
+// Temperatures of the first and the last move, in the unit of the cost. An expert fewer on the
+// busiest GPU of one of some hundred batches is worth about the first. A tenth of it in the mean is
+// worth the last. Starts at 0.01, 0.003 and 0.001 and ends down to 0.00003 were tried on the
+// recorded traces of gpt-oss-20b and DeepSeek-V2-Lite. These gave the lowest cost on the fitted
+// halves of both. The results of the other halves were in sight as well. README.md has what
+// workloads say that no constant was chosen on.
 std::span<const Key> joint_placement_keys() {
   static constexpr Form tokens = form::integer(1, 1e6);
   static constexpr Key keys[] = {

@@ -11,9 +11,9 @@ namespace moesim {
 
 namespace {
 
-// Deals out one shuffled lap of the experts after another until the slots are full: every expert
-// has floor or ceil of P / N copies, at random which, and copies of one stand on distinct GPUs as
-// far as there are GPUs. The baseline for "does knowing the load help?".
+// Deals out one shuffled lap of the experts after another until the slots are full. Every expert
+// has floor or ceil of P / N copies, at random which. Copies of one are on distinct GPUs as far as
+// there are GPUs. The baseline for "does knowing the load help?".
 // {"seed": 1}; every layer has its own stream.
 class Random final : public Placer {
  public:

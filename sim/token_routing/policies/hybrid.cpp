@@ -21,7 +21,7 @@ struct Step {
   std::int32_t back_from = -1, back_to = -1;
 };
 
-// Where the tokens of a GPU's experts may go: from each slot to the expert's slot on each other
+// Ways that tokens of a GPU's experts may go: from each slot to the expert's slot on each other
 // GPU.
 class WaysOff {
  public:
@@ -194,15 +194,15 @@ class Search {
   std::vector<std::int32_t>&active_, &tokens_;
 };
 
-// min max over GPUs of max(weight_time * active, token_time * tokens), which is max(weight_time *
-// most active, token_time * most tokens): the exact optimum of activations while weights are what
-// takes time, an exact balance of tokens when computing is, and splits between both in between. The
-// best of three:
+// Minimises max over GPUs of max(weight_time * active, token_time * tokens). This is
+// max(weight_time * most active, token_time * most tokens). It is the exact optimum of activations
+// while weights are what takes time. It is an exact balance of tokens when computing is, and splits
+// between both in between. The best of three:
 //   a search that starts from the exact optimum of activations and whose
-//   steps never make the busiest GPU slower, so that `optimal` is never faster;
-//   the exact balance of tokens, as uneven as the least time of activations allows and split no
-//   further than that needs, which is what the search misses by a few percent of large batches;
-//   the even split.
+//   steps never make the busiest GPU slower, so that `optimal` is never faster.
+//   The exact balance of tokens, as uneven as the least time of activations allows and split no
+//   further than needed: the search misses it by a few percent of large batches.
+//   The even split.
 class Hybrid final : public TokenRouter {
  public:
   Hybrid(const ExpertPlacement& placement, RooflineTime time) : time_(time) {

@@ -15,15 +15,16 @@ struct LlepLimits {
   int slots;
 };
 
-// Least-Loaded Expert Parallelism (arXiv:2601.17111; SalesforceAIResearch/LeastLoadedEP). Where
+// Least-Loaded Expert Parallelism (arXiv:2601.17111; SalesforceAIResearch/LeastLoadedEP). If
 //
 //   max L / mean L > lambda
 //
-// no GPU keeps more than alpha mean L. Experts go through the hottest first; what is over on an
-// expert's GPU goes to the least loaded GPUs, each up to alpha mean L, in chunks of at least m
-// tokens but the last, and with it a copy of the expert's weights. The authors bound no GPU's
-// copies, and force what finds no place on the least loaded GPU; here it stays where it is. Their
-// experts have one home, here a share of an expert has: the slots of one split its tokens evenly.
+// then no GPU keeps more than alpha mean L. Experts go through the hottest first. The excess on an
+// expert's GPU goes to the least loaded GPUs, each up to alpha mean L. It goes in chunks of at
+// least m tokens but the last, and with it a copy of the expert's weights. The authors bound no
+// GPU's copies, and force what finds no room on the least loaded GPU; here it stays where it is.
+// Their experts have one home, here a share of an expert has: the slots of one split its tokens
+// evenly.
 class Llep final : public TokenRouter {
  public:
   explicit Llep(const LlepLimits& limits) : limits_(limits) {}

@@ -8,13 +8,13 @@ namespace moesim {
 
 namespace {
 
-// LPLB (github.com/deepseek-ai/LPLB; SGLang's #24515). A linear program finds shares that balance,
+// LPLB (github.com/deepseek-ai/LPLB; SGLang's #24515). A linear program finds shares that balance:
 //
-//   min M  s.t.  sum over slots s of expert i of x[i][s] = T[i],  x on each GPU <= M,  x >= 0
+//   min M  s.t.  sum over slots s of expert i of x[i][s] = T[i],  x on each GPU <= M,  x >= 0.
 //
-// and each token draws its copy: slot s of expert i with probability x[i][s] / T[i]. The counts
-// that come out scatter around x, which is the difference to token_balanced. The shares here are a
-// whole optimum of the same program, whose M is that of the linear one, rounded up.
+// Each token draws its copy: slot s of expert i with probability x[i][s] / T[i]. The counts that
+// come out scatter around x, which is the difference to token_balanced. The shares here are a whole
+// optimum of the same program, whose M is that of the linear one, rounded up.
 class Lplb final : public TokenRouter {
  public:
   explicit Lplb(std::uint64_t seed) : seed_(seed) {}

@@ -17,10 +17,10 @@ constexpr std::array<std::string_view, 3> order_names{"id", "random", "fewest_re
 
 // METRO, Algorithm 1: for every expert i with T[i] > 0
 //
-//   g* = argmin { L[g] : g in rep(i) };  y[i][g*] = 1;  L[g*] += 1
+//   g* = argmin { L[g] : g in rep(i) };  y[i][g*] = 1;  L[g*] += 1.
 //
 // The paper leaves the order of experts to the locks of parallel threads, by which ranks can come
-// to differ; here it is an option, and every rank sees one decision. Ties go to the lowest GPU, as
+// to differ. Here it is an option, and every rank sees one decision. Ties go to the lowest GPU, as
 // its scan does.
 class Metro final : public TokenRouter {
  public:

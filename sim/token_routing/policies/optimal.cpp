@@ -7,7 +7,8 @@ namespace moesim {
 
 namespace {
 
-// What METRO approximates and calls too slow to run online, solved anew for every layer and step.
+// Exact optimum that METRO approximates and calls too slow to run online, solved anew for every
+// layer and step.
 class Optimal final : public TokenRouter {
  public:
   explicit Optimal(const ExpertPlacement& placement) {

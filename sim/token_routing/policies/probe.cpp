@@ -19,16 +19,16 @@ struct ProbeLimits {
   std::uint64_t seed;
 };
 
-// PROBE (arXiv:2602.00509). While a layer runs, the tokens of the next one are foreseen, and copies
-// are planned and sent beside what computes; a copy is made only if it arrives in time:
+// PROBE (arXiv:2602.00509). While a layer runs, the tokens of the next one are foreseen. Copies are
+// planned and sent during what computes. A copy is made only if it arrives in time:
 //
-//   copies to a GPU, and from a GPU <= floor(window * link share / time of one copy on the link)
+//   copies to a GPU, and from a GPU <= floor(window * link share / time of one copy on the link).
 //
-// Plan: as long as it helps, the hottest expert of the fullest GPU gives half of what is between
-// that GPU and the least loaded one of its NVLink domain to a copy there. Then the layer's own
+// Plan: as long as it helps, the fullest GPU's hottest expert gives tokens to a copy on its NVLink
+// domain's least loaded GPU. It gives half of the difference between the two. Then the layer's own
 // tokens are shared out as those that were foreseen. The predictor is its accuracy: a selection is
 // foreseen with that probability, and another expert in its place otherwise. The authors' is a
-// trained gate; with .57 to .62 of the next layer's experts known from the last one by counts alone
+// trained gate. Counts alone predict .57 to .62 of the next layer's experts from the last one, so
 // .6 is what needs no training. Copies without a token have been sent in vain and are not counted.
 class Probe final : public TokenRouter {
  public:
@@ -85,7 +85,7 @@ class Probe final : public TokenRouter {
     }
   }
 
-  // One more copy, of a slot on the fullest GPU that can still come down.
+  // Makes one more copy, of a slot on the fullest GPU that can still come down.
   bool improve(const LayerPlacement& placement, CopyPlan& plan, std::vector<std::int32_t>& sent,
                std::vector<Move>& moves) const {
     int fullest = 0;

@@ -12,12 +12,12 @@ namespace {
 // UltraEP's quotas (arXiv:2606.04101; Dots-Infra/UltraEP, csrc/kernels/placement.cu). In each
 // NVLink domain by itself: the least T such that every GPU can export
 //
-//   excess = max(L - T, 0)
+//   excess = max(L - T, 0).
 //
-// GPU by GPU, the fullest first; of each its hottest experts first, which keep a token; each to the
-// GPU with the most slack T - L that has a free slot and does not hold the expert, at least m
-// tokens to a copy. T is looked for as they do: at the mean first, then between it and the largest
-// load by bisection, though a larger T may fail where a smaller one does not (what is over can be
+// GPUs export the fullest first, each its hottest experts first, which keep a token. An export goes
+// to the GPU with the most slack T - L that has a free slot and does not hold the expert. A copy
+// gets at least m tokens. T is looked for as they do: at the mean first, then between it and the
+// largest load by bisection. A larger T may fail where a smaller one does not (the excess can be
 // less than m). Their kernel has a faster stage too, which tries 1 to 3 % above the mean, without
 // m: min_tokens 1 comes near to it. Their search begins with one copy of each expert, here with the
 // even split over all.
@@ -81,7 +81,7 @@ class Quota final : public TokenRouter {
     }
   }
 
-  // Whether a GPU comes down to its quota.
+  // True if a GPU comes down to its quota.
   bool exports(const LayerPlacement& placement, std::span<const int> domain, int from,
                std::int32_t quota, CopyPlan& plan) const {
     for (const std::int32_t slot : plan.hottest_first()) {

@@ -23,9 +23,9 @@ std::vector<double> activity(const ExpertLoad& load, double tokens_per_expert) {
   return active;
 }
 
-// Evens out the experts that are active in the mean, sum over GPUs of (sum of activity)^2, by
-// moving one expert or exchanging two as long as that helps. No GPU serves more experts than the
-// fullest does at the start.
+// Evens out the experts that are active in the mean, sum over GPUs of (sum of activity)^2. It moves
+// one expert or exchanges two as long as that helps. No GPU serves more experts than the fullest
+// does at the start.
 class Evening {
  public:
   Evening(const LayerPlacement& placement, std::vector<std::int32_t>& slot_of,
@@ -57,7 +57,7 @@ class Evening {
   std::size_t gpu_of(std::size_t expert) const { return gpu_of_slot(slot_of_[expert]); }
   std::size_t gpu_of_slot(std::int32_t slot) const { return at(placement_.gpu_of_slot(slot)); }
 
-  // What the sum of squares falls by when `amount` goes from one GPU to another.
+  // Decrease of the sum of squares when `amount` goes from one GPU to another.
   double gain(std::size_t from, std::size_t to, double amount) const {
     return 2 * amount * (load_[from] - load_[to] - amount);
   }
@@ -101,9 +101,9 @@ class Evening {
   std::int32_t most_ = 0;
 };
 
-// One replica per expert, chosen once: as if every expert were active, then, where it was seen how
-// often experts are picked, evened out. It needs no counts, no gathering and no kernel, and no GPU
-// ever activates more than the exact optimum of a full step.
+// A replica per expert, chosen once: as if every expert were active. If it was seen how often
+// experts are picked, the choice is evened out. It needs no counts, no gathering and no kernel. No
+// GPU ever activates more than the exact optimum of a full step.
 //
 // {"tokens_per_expert": 2}: in the batches that it is evened out for; 0: not at all.
 class StaticPrimary final : public TokenRouter {

@@ -8,10 +8,9 @@ namespace moesim {
 
 namespace {
 
-// What SGLang's and DeepSeek's LPLB approximate by linear programming: the fewest tokens on the
-// busiest GPU. Splits start from the exact optimum of activations and go no further than balance
-// needs, because each part of a split expert is read again. [LPLB] solves the
-// same problem by linear programming.
+// Exact optimum that SGLang's and DeepSeek's LPLB approximate by linear programming: the fewest
+// tokens on the busiest GPU. Splits start from the exact optimum of activations. They go no further
+// than balance needs, because each part of a split expert is read again. [LPLB]
 class TokenBalanced final : public TokenRouter {
  public:
   explicit TokenBalanced(const ExpertPlacement& placement) {

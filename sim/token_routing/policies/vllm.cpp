@@ -21,7 +21,7 @@ class Vllm final : public RowRouter {
   }
 };
 
-// What it did before: replica = (row * k + place in the top-k) mod r. With even k and two replicas
+// Rule of vLLM before: replica = (row * k + place in the top-k) mod r. With even k and two replicas
 // that is the parity of the place, whatever the token. [vLLM]
 class VllmLegacy final : public RowRouter {
   void choose(const RoutingProblem& problem,
