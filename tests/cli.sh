@@ -285,6 +285,15 @@ refuses "npy to the terminal" 'npy needs a file' place --placement "$work/p.npy"
 refuses "slots on unsaid GPUs" 'does not say how many GPUs' place --placement "$work/p.trtllm"
 refuses "a policy without a load" 'needs --load FILE or --trace DIR' place --policy eplb --gpus 8
 
+# A deployment as options: the same run as that of the file that check writes.
+asked=(--model olmoe_1b_7b --gpu h100 --tp 2 --isl 100 --osl 20 --concurrency 8)
+"$moesim" check "${asked[@]}" -o "$work/asked.json" >/dev/null 2>"$work/err" || fail "check of options: $(cat "$work/err")"
+"$moesim" run "${asked[@]}" >"$work/out" 2>/dev/null || fail "run of options"
+"$moesim" run "$work/asked.json" 2>/dev/null | cmp -s - "$work/out" || fail "options run another experiment than their file"
+refuses "a deployment without a load" 'give CONFIG, or --model' run --model olmoe_1b_7b --gpu h100
+refuses "a deployment beside a file" 'CONFIG excludes --model' run "$config" --model olmoe_1b_7b
+refuses "a GPU that is not known" 'h1000.*did you mean "h100' run --model olmoe_1b_7b --gpu h1000 --concurrency 8
+
 # Bad usage.
 "$moesim" | grep -q "^What goes in$" || fail "no verb: the list of verbs is not printed"
 "$moesim" help | cmp - <("$moesim" --help) || fail "help is not --help"

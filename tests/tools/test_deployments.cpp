@@ -60,7 +60,7 @@ TEST_CASE("drafts are tried in full, in part and not at all, where they are aske
 TEST_CASE("plan takes the routing statistics that a model names, or those of other families") {
   MoeModel model = some_model();
   const auto gating = [&] {
-    return base_deployment(PlanQuestion{}, model, std::nullopt).at("workload").at("gating");
+    return base_deployment(ServingQuestion{}, model, std::nullopt).at("workload").at("gating");
   };
   CHECK(gating().at("preset") == preset_of_other_families);
   // Half of the requests are served: as many as a rank's limit on sequences.
@@ -77,7 +77,8 @@ TEST_CASE("plan asks for weights as stored, or in the precision that it is told"
   const StoredPrecision stored{.plan = {.experts = Precision::bf16, .attention = Precision::fp8},
                                .said_by = "test"};
   const auto asked = [&](std::string precision, std::string kv, const MoeModel& model, bool known) {
-    const PlanQuestion question{.precision = std::move(precision), .kv_cache_dtype = std::move(kv)};
+    const ServingQuestion question{.precision = std::move(precision),
+                                   .kv_cache_dtype = std::move(kv)};
     const Json base =
         base_deployment(question, model, known ? std::optional(stored) : std::nullopt);
     return base.contains("precision") ? base.at("precision") : Json();
@@ -299,7 +300,7 @@ TEST_CASE("plain shapes are tensor parallelism alone, with or without experts ov
 
 TEST_CASE("what is chosen stands in an experiment, and is found there again") {
   for (const char* engine : {"vllm", "none"}) {
-    const PlanQuestion question{.model = "qwen3_30b_a3b", .cluster = "h100x8", .engine = engine};
+    const ServingQuestion question{.model = "qwen3_30b_a3b", .cluster = "h100x8", .engine = engine};
     Json base = base_deployment(question, some_model(), std::nullopt);
     CHECK(choices_in(base) == PlannedDeployment());
     base["speculative"] = {{"num_speculative_tokens", 3}, {"acceptance_rate", .7}};

@@ -10,6 +10,7 @@
 
 #include "hardware/config.hpp"
 #include "sim/experiment/shared_cluster.hpp"
+#include "tools/cli/serving_options.hpp"
 
 namespace moesim {
 
@@ -46,6 +47,16 @@ struct ExperimentOptions {
   std::vector<std::string> overrides;
   std::optional<std::int64_t> seed;
   std::string deployment;
+  ServingOptions serving;  ///< the experiment where no file is named
+
+  /// The same for verbs that also take a deployment as options.
+  void add_with_deployment(CLI::App& command) {
+    add_to(command);
+    CLI::Option* file = command.get_option("CONFIG")->required(false);
+    serving.add_to(command);
+    for (const char* named : {"--model", "--gpu", "--cluster", "--concurrency", "--rate"})
+      file->excludes(command.get_option(named));
+  }
 
   void add_to(CLI::App& command) {
     command.add_option("CONFIG", config, "experiment, a JSON file")->required();
@@ -61,7 +72,7 @@ struct ExperimentOptions {
 
   /// The config with its overrides. Throws ConfigError.
   ConfigNode read() const {
-    const ConfigNode file = ConfigNode::from_file(config);
+    const ConfigNode file = config.empty() ? serving.experiment() : ConfigNode::from_file(config);
     Json json = file.json();
     if (json.contains("base") && !json.contains("workload")) {
       file.fail("this is a sweep, not an experiment; run it with `moesim sweep`");

@@ -118,12 +118,20 @@ std::string text_of(const Experiment& experiment, bool precision_given) {
 }  // namespace
 
 Action setup_check(CLI::App& command) {
-  const auto options = std::make_shared<ExperimentOptions>();
-  options->add_to(command);
+  struct CheckOptions {
+    ExperimentOptions experiment;
+    std::string output;
+  };
+  const auto options = std::make_shared<CheckOptions>();
+  options->experiment.add_with_deployment(command);
+  command.add_option("-o,--output", options->output,
+                     "write the experiment, with all changes of the command line, JSON");
   return [options] {
+    require_writable(options->output);
+    require_different({{"CONFIG", options->experiment.config}, {"-o", options->output}});
     TraceLibrary traces(TraceLibrary::Holds::outlines);
     Remarks remarks;
-    const ConfigNode config = options->read();
+    const ConfigNode config = options->experiment.read();
     const auto checked = [&](const ConfigNode& one) {
       const Experiment experiment = remarks.say_of(load_experiment(one, traces));
       return text_of(experiment, one.json().contains("precision"));
@@ -137,7 +145,8 @@ Action setup_check(CLI::App& command) {
     } else {
       text = checked(config);
     }
-    print(fmt::format("{}: valid\n{}", options->config, text));
+    if (!options->output.empty()) write_file(options->output, config.json().dump(1) + "\n");
+    print(fmt::format("{}: valid\n{}", config.file().string(), text));
     return 0;
   };
 }

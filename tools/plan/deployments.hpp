@@ -9,37 +9,10 @@
 #include "hardware/fabric.hpp"
 #include "models/deployment.hpp"
 #include "models/moe_model.hpp"
-#include "models/quantization.hpp"
+#include "tools/cli/serving_question.hpp"
 #include "tools/sweep/tune.hpp"
 
 namespace moesim {
-
-/// What messages call the experiment that a question makes: no file holds it.
-inline constexpr const char* experiment_file = "plan";
-
-/// What is to be served, on what, and how fast.
-struct PlanQuestion {
-  Json model;    ///< as an experiment has it
-  Json cluster;  ///< likewise
-  std::string engine = "vllm";
-  std::string trace;  ///< of routing; none: synthetic gating
-  int prompt = 1000, output = 200;
-  std::string ttft, tpot;  ///< limits; empty: none
-  /// "fp8", or "nvfp4/fp8": of the experts' weights, then of all others. Of one name of four bits
-  /// the others of a model with experts stay as its files store them. Empty: all as stored.
-  std::string precision;
-  std::string kv_cache_dtype;  ///< "fp8"; empty: as the engine does by default
-  std::string rate = "1 /s";
-  std::uint64_t seed = 1;
-};
-
-/// "h200" and 16 as the cluster of that GPU and size that comes along, or one made of the nodes
-/// that GPUs of its kind stand in: an object, said in `remark`. Throws ConfigError.
-Json cluster_of(const std::string& gpu, int gpus, std::string& remark);
-
-/// The experiment that answers the question but for its shape: linear routing's defaults, an EPLB
-/// placement of one copy each. Throws ConfigError where a precision has no such name.
-Json base_deployment(const PlanQuestion&, const MoeModel&, const std::optional<StoredPrecision>&);
 
 /// Which layouts are looked at: TP x DP x PP with whole experts or experts cut over all GPUs; or
 /// these and
@@ -68,7 +41,6 @@ struct PlannedGroup {
 };
 
 /// max_num_seqs where plan chooses none.
-inline constexpr int usual_sequences = 512;
 
 /// What plan chooses of a deployment. The experiment that the choices are put into says the rest.
 struct PlannedDeployment {
@@ -76,7 +48,7 @@ struct PlannedDeployment {
   PlannedGroup decode{};                  ///< what decodes, or does both
   double replication = 1;                 ///< copies of what decodes, slots per expert
   bool metro = false;                     ///< decodes are routed by METRO, over an all-gather
-  int chunk = 8192;                       ///< max_num_batched_tokens of what prefills
+  int chunk = usual_chunk;                ///< max_num_batched_tokens of what prefills
   int sequences = usual_sequences;        ///< max_num_seqs of what decodes
   int drafts = 0;                         ///< of a sequence and step
   bool operator==(const PlannedDeployment&) const = default;

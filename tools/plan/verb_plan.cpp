@@ -19,6 +19,7 @@
 #include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
+#include "tools/cli/serving_options.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
@@ -36,7 +37,7 @@ namespace moesim {
 namespace {
 
 struct PlanOptions {
-  PlanQuestion question;
+  ServingQuestion question;
   std::string model, gpu, cluster, output, launch, prompt = "1000", generated = "200", anchor;
   std::vector<int> gpus{8};
   double attainment = .9;
@@ -92,32 +93,11 @@ struct Asked {
   std::string config_file() const { return keeps() ? output + ".json" : experiment_file; }
 };
 
-// "4096" as well as "4k".
-int tokens(const std::string& option, const std::string& text) {
-  constexpr int most = 1 << 20, k = 1024;
-  const bool thousands = text.ends_with('k') || text.ends_with('K');
-  const std::string number = text.substr(0, text.size() - (thousands ? 1 : 0));
-  double value = 0;
-  try {
-    std::size_t read = 0;
-    value = std::stod(number, &read) * (thousands ? k : 1);
-    if (read != number.size()) value = 0;
-  } catch (const std::logic_error&) {
-    value = 0;
-  }
-  if (!(value >= 1 && value <= most) || value != std::floor(value)) {
-    throw ConfigError(
-        fmt::format("{}: {} is not a number of tokens; expected 1 to {}, or e.g. 4k for 4096",
-                    option, text, most));
-  }
-  return static_cast<int>(value);
-}
-
-PlanQuestion read_question(const PlanOptions& options) {
-  PlanQuestion question = options.question;
+ServingQuestion read_question(const PlanOptions& options) {
+  ServingQuestion question = options.question;
   question.model = anywhere(options.model);
-  question.prompt = tokens("--isl", options.prompt);
-  question.output = tokens("--osl", options.generated);
+  question.prompt = tokens_of_option("--isl", options.prompt);
+  question.output = tokens_of_option("--osl", options.generated);
   if (!question.trace.empty()) question.trace = std::filesystem::absolute(question.trace).string();
   if (!question.ttft.empty()) question.ttft = duration_of("--ttft", question.ttft);
   if (!question.tpot.empty()) question.tpot = duration_of("--tpot", question.tpot);
@@ -143,7 +123,7 @@ std::string stem_of(const std::filesystem::path& name) {
   return (known ? name.parent_path() / name.stem() : name).string();
 }
 
-Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
+Asked ask(const PlanOptions& options, ServingQuestion question, int gpus) {
   std::string remark;
   question.cluster =
       options.cluster.empty() ? cluster_of(options.gpu, gpus, remark) : anywhere(options.cluster);
@@ -442,7 +422,7 @@ std::string assumed_precision(const SloRun& run, const Asked& asked) {
   return precision_text(read_spec({run.config, asked.config_file()}).pools.back().precision);
 }
 
-std::string question_text(const PlanOptions& options, const PlanQuestion& question,
+std::string question_text(const PlanOptions& options, const ServingQuestion& question,
                           const Asked& asked, const SloRun& run) {
   std::string limits;
   for (const auto& [name, limit] :
@@ -457,7 +437,7 @@ std::string question_text(const PlanOptions& options, const PlanQuestion& questi
          "\n\n";
 }
 
-int say(const PlanOptions& options, const PlanQuestion& question, const Asked& asked,
+int say(const PlanOptions& options, const ServingQuestion& question, const Asked& asked,
         const Plan& plan) {
   const bool met = !plan.best.empty();
   const SloRun& first = met ? plan.best.front() : plan.nearest.front();
@@ -474,9 +454,10 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
   bool page = asked.keeps() && !options.no_page;
   try {
     if (page)
-      write_page(asked, first,
-                 fmt::format("{}\nmoesim run {}.json --launch {}\n", text, asked.output,
-                             question.engine == "none" ? PlanQuestion().engine : question.engine));
+      write_page(
+          asked, first,
+          fmt::format("{}\nmoesim run {}.json --launch {}\n", text, asked.output,
+                      question.engine == "none" ? ServingQuestion().engine : question.engine));
   } catch (const ConfigError& error) {
     spdlog::warn("no page: {}", error.what());
     page = false;
@@ -589,7 +570,7 @@ std::string scaling_text(const std::vector<Asked>& asked, const std::vector<Plan
 
 // Limits of turns: --ttft is that of each kind that has none of its own. The looser one is that of
 // any turn.
-SessionLimits limits_of(const PlanOptions& options, PlanQuestion& question) {
+SessionLimits limits_of(const PlanOptions& options, ServingQuestion& question) {
   SessionLimits limits = options.session_limits.read();
   if (question.ttft.empty() && limits.first_ttft && limits.later_ttft) {
     const bool first = *limits.first_ttft > *limits.later_ttft;
@@ -610,7 +591,7 @@ SessionLimits limits_of(const PlanOptions& options, PlanQuestion& question) {
 std::string session_question(const PlanOptions& options, const Asked& asked, const TurnMeans& means,
                              const SloRun& run) {
   std::string limits;
-  const PlanQuestion& question = options.question;
+  const ServingQuestion& question = options.question;
   const SessionOptions& of_sessions = options.session_limits;
   for (const auto& [name, limit] :
        {std::pair{"TTFT", question.ttft}, std::pair{"TTFT of first turns", of_sessions.ttft_first},
@@ -678,7 +659,7 @@ bool was_stopped(const Found& plan, const Asked& asked) {
 }
 
 int run_sessions(const PlanOptions& options) {
-  PlanQuestion question = read_question(options);
+  ServingQuestion question = read_question(options);
   const SessionLimits limits = limits_of(options, question);
   const bool asks_tier = parse_quantity<Bytes>(options.host_memory) > Bytes(0);
   const InterruptGuard guard("the runs in flight are finished; again to stop at once");
@@ -702,7 +683,7 @@ int run_sessions(const PlanOptions& options) {
 }
 
 int run_requests(const PlanOptions& options) {
-  const PlanQuestion question = read_question(options);
+  const ServingQuestion question = read_question(options);
   const InterruptGuard guard("the runs in flight are finished; again to stop at once");
   std::vector<Asked> asked;
   for (const int gpus : options.gpus) asked.push_back(ask(options, question, gpus));
@@ -781,10 +762,8 @@ void add_hardware(CLI::App& command, PlanOptions& options) {
 
 // What users send, and what they are owed.
 void add_load(CLI::App& command, PlanOptions& options) {
-  PlanQuestion& question = options.question;
-  command.add_option("--isl", options.prompt, "tokens of a prompt; 4k: 4096")
-      ->capture_default_str();
-  command.add_option("--osl", options.generated, "tokens of an output")->capture_default_str();
+  ServingQuestion& question = options.question;
+  add_length_options(command, options.prompt, options.generated);
   command.add_option("--sessions", options.sessions,
                      "sessions instead of --isl and --osl: chat, coding, codex, or a session file");
   command.add_option("--ttft", question.ttft, "limit of the time to the first token, e.g. 1s");
@@ -800,13 +779,11 @@ void add_load(CLI::App& command, PlanOptions& options) {
                   "the share of requests that must meet the limits")
       ->check(a_share())
       ->capture_default_str();
-  command.add_option("--trace", question.trace,
-                     "a routing trace of the model (default: synthetic gating)");
 }
 
 // What runs the model.
 void add_engine(CLI::App& command, PlanOptions& options) {
-  PlanQuestion& question = options.question;
+  ServingQuestion& question = options.question;
   command
       .add_option("--drafts", options.drafts,
                   "speculative tokens of a sequence and step, the most to try; 0: no speculation")
@@ -816,23 +793,12 @@ void add_engine(CLI::App& command, PlanOptions& options) {
       .add_option("--acceptance", options.acceptance, "the share of draft tokens that are accepted")
       ->check(a_number(0, 1))
       ->capture_default_str();
-  std::vector<std::string> engines(engine_names().begin(), engine_names().end());
-  engines.emplace_back("none");
-  command
-      .add_option("--engine", question.engine,
-                  "engine whose defaults and measured kernels are used, or none")
-      ->check(CLI::IsMember(engines))
-      ->capture_default_str();
-  command.add_option("--precision", question.precision,
-                     "of weights, e.g. fp8; nvfp4/fp8: of experts, then of all others (default: as "
-                     "the model's files store them)");
-  command.add_option("--kv-cache-dtype", question.kv_cache_dtype,
-                     "precision of the KV cache, e.g. fp8 (default: the engine's)");
+  add_engine_options(command, question);
 }
 
 // How the answer is found and given.
 void add_answer(CLI::App& command, PlanOptions& options) {
-  PlanQuestion& question = options.question;
+  ServingQuestion& question = options.question;
   command.add_option("--anchor", options.anchor, "measured runs, as `bench --anchor` writes");
   command
       .add_option("--price", options.price,

@@ -632,7 +632,7 @@ int explain_steps(const ExplainOptions& options) {
 
 Action setup_explain(CLI::App& command) {
   const auto options = std::make_shared<ExplainOptions>();
-  options->experiment.add_to(command);
+  options->experiment.add_with_deployment(command);
   CLI::Option* const kind =
       command.add_option("--step", options->kind, "decode, prefill or mixed (default: decode)")
           ->check(CLI::IsMember({"decode", "prefill", "mixed"}));

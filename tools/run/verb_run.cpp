@@ -697,7 +697,7 @@ int run_experiment(const RunOptions& options) {
 
 Action setup_run(CLI::App& command) {
   const auto options = std::make_shared<RunOptions>();
-  options->experiment.add_to(command);
+  options->experiment.add_with_deployment(command);
   command.add_option("-o,--output", options->report, "write the whole report, JSON");
   command.add_flag("--json", options->json, "print the report instead of tables");
   command.add_flag("--intervals", options->intervals,

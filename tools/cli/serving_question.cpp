@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/cli/serving_question.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "hardware/fabric.hpp"
+#include "hardware/shipped.hpp"
+#include "sim/engines/serving_engine.hpp"
+#include "traces/gating/presets.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Nodes of eight GPUs behind NVSwitch, one 400 Gb/s NIC each: what a GPU without a cluster file is
+// taken to stand in.
+constexpr const char* common_node = "h200x8";
+
+ConfigNode shipped_cluster(const std::string& name) {
+  return ConfigNode::from_file(*shipped_file(Shipped::cluster, name));
+}
+
+std::string gpu_named_in(const ConfigNode& cluster) {
+  const Json& gpu = cluster.json().at("gpu");
+  return gpu.is_string() ? std::filesystem::path(gpu.get<std::string>()).stem().string() : "";
+}
+
+// As many of the nodes of a cluster as hold the GPUs.
+Json resized(const ConfigNode& like, const std::string& gpu, int gpus) {
+  Json cluster = like.json();
+  const int per_node = std::min(gpus, cluster.at("gpus_per_node").get<int>());
+  if (gpus % per_node != 0) {
+    throw ConfigError(fmt::format("--gpus {}: a node holds {} {}; use a multiple of {}", gpus,
+                                  per_node, gpu, per_node));
+  }
+  const bool rack = cluster.at("scale_up_domain") > cluster.at("gpus_per_node");
+  cluster["name"] = fmt::format("{} x {}", gpus, gpu);
+  cluster["gpu"] = gpu;
+  cluster["gpus_per_node"] = per_node;
+  cluster["nodes"] = gpus / per_node;
+  cluster["scale_up_domain"] =
+      rack ? std::min(gpus, cluster.at("scale_up_domain").get<int>()) : per_node;
+  return cluster;
+}
+
+}  // namespace
+
+Json cluster_of(const std::string& gpu, int gpus, std::string& remark) {
+  const ConfigNode named(gpu, experiment_file, "/gpu");
+  if (!shipped_file(Shipped::gpu, gpu)) named_or_inline(named, Shipped::gpu);  // says what there is
+  const std::string name = shipped_file(Shipped::gpu, gpu)->stem().string();
+  std::optional<ConfigNode> like;
+  for (const std::string& cluster : shipped_names(Shipped::cluster)) {
+    const ConfigNode file = shipped_cluster(cluster);
+    if (gpu_named_in(file) != name) continue;
+    if (read_cluster(file).gpus() == gpus) return cluster;
+    if (!like) like = file;
+  }
+  if (!like) {
+    remark = fmt::format(
+        "no cluster of {} comes along: nodes of 8 with one 400 Gb/s NIC per GPU "
+        "are taken; --cluster FILE says otherwise",
+        name);
+  }
+  return resized(like ? *like : shipped_cluster(common_node), name, gpus);
+}
+
+Json engine_dispatch(const std::string& engine) {
+  if (find_engine(engine) != nullptr) return {};
+  return {{"prefill", "all_gather"}, {"decode", "all_gather"}};
+}
+
+namespace {
+
+// Distinct synthetic requests. Placements are fitted on half of them, and the others are served: as
+// many as the limit on sequences below.
+constexpr int synthetic_requests = 1024;
+
+Json gating_of(const ServingQuestion& question, const MoeModel& model) {
+  if (!question.trace.empty()) return {{"type", "recorded"}, {"trace", question.trace}};
+  return {{"type", "topical"},
+          {"preset", preset_of(model).preset.name},
+          {"requests", synthetic_requests},
+          {"prompt_rows", 16},
+          {"decode_rows", 32}};
+}
+
+Precision precision_named(std::string_view option, const std::string& name) {
+  const auto found = std::ranges::find(precision_names, name);
+  if (found != precision_names.end())
+    return static_cast<Precision>(found - precision_names.begin());
+  throw ConfigError(fmt::format("{}: there is no precision \"{}\"; one of: {}", option, name,
+                                join_names(precision_names)));
+}
+
+// What the question says of precisions, else what the model's files do; null where neither does.
+// Presets of engines go by what an experiment says.
+Json precision_of(const ServingQuestion& question, const MoeModel& model,
+                  const std::optional<StoredPrecision>& stored) {
+  Precision experts = stored ? stored->plan.experts : Precision::bf16;
+  Precision others = stored ? stored->plan.attention : Precision::bf16;
+  if (!question.precision.empty()) {
+    const std::size_t slash = question.precision.find('/');
+    experts = precision_named("--precision", question.precision.substr(0, slash));
+    const bool four_bits = bytes_per_element(experts) < 1;
+    if (slash != std::string::npos) {
+      others = precision_named("--precision", question.precision.substr(slash + 1));
+    } else if (!four_bits || model.experts == 0) {
+      others = experts;
+    }
+  }
+  if (!stored && question.precision.empty() && question.kv_cache_dtype.empty()) return {};
+  const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
+  Json precision{{"experts", name(experts)}, {"attention", name(others)}};
+  if (!question.kv_cache_dtype.empty())
+    precision["kv_cache"] = name(precision_named("--kv-cache-dtype", question.kv_cache_dtype));
+  return precision;
+}
+
+}  // namespace
+
+Json base_deployment(const ServingQuestion& question, const MoeModel& model,
+                     const std::optional<StoredPrecision>& stored) {
+  Json config{
+      {"cluster", question.cluster},
+      {"model", question.model},
+      {"token_routing", {{"prefill", "even"}, {"decode", "even"}}},
+      {"workload",
+       {{"arrivals", {{"type", "poisson"}, {"rate", question.rate}}},
+        {"lengths", {{"type", "fixed"}, {"prompt", question.prompt}, {"output", question.output}}},
+        {"gating", gating_of(question, model)},
+        {"requests", 1000}}},
+      {"measurement", {{"warmup", .1}, {"expert_counts", false}}},
+      {"seed", question.seed}};
+  const ServingEngine* engine = find_engine(question.engine);
+  config["scheduling"] = {{"type", engine == nullptr ? "chunked_prefill" : engine->scheduler()},
+                          {"max_num_batched_tokens", usual_chunk},
+                          {"max_num_seqs", usual_sequences}};
+  config["engine"] = {{"name", question.engine}};
+  // As the engines' routers do. The default balances tokens: where all requests are as long, a rank
+  // on which many end at a time gets as many tokens anew, in more requests. These end together too.
+  config["request_routing"] = "round_robin";
+  if (Json dispatch = engine_dispatch(question.engine); !dispatch.is_null())
+    config["dispatch"] = std::move(dispatch);
+  if (model.experts > 0) {
+    config["placement"] = {
+        {"type", "eplb"}, {"replication", 1.0}, {"load", {{"from", "trace"}, {"disjoint", true}}}};
+  }
+  if (Json precision = precision_of(question, model, stored); !precision.is_null())
+    config["precision"] = std::move(precision);
+  if (!question.ttft.empty()) config["slo"]["ttft"] = question.ttft;
+  if (!question.tpot.empty()) config["slo"]["tpot"] = question.tpot;
+  return config;
+}
+
+int tokens_of_option(const std::string& option, const std::string& text) {
+  constexpr int most = 1 << 20, k = 1024;
+  const bool thousands = text.ends_with('k') || text.ends_with('K');
+  const std::string number = text.substr(0, text.size() - (thousands ? 1 : 0));
+  double value = 0;
+  try {
+    std::size_t read = 0;
+    value = std::stod(number, &read) * (thousands ? k : 1);
+    if (read != number.size()) value = 0;
+  } catch (const std::logic_error&) {
+    value = 0;
+  }
+  if (!(value >= 1 && value <= most) || value != std::floor(value)) {
+    throw ConfigError(
+        fmt::format("{}: {} is not a number of tokens; expected 1 to {}, or e.g. 4k for 4096",
+                    option, text, most));
+  }
+  return static_cast<int>(value);
+}
+
+Json one_deployment(const ServingQuestion& question, const ParallelPlan& plan, int concurrency) {
+  const ConfigNode named =
+      named_or_inline(ConfigNode(question.model, experiment_file, "/model"), Shipped::model);
+  const MoeModel model = read_model(named);
+  Json config = base_deployment(question, model, read_stored_precision(named, model));
+  config["parallel"] = {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}, {"pp", plan.pp}};
+  if (concurrency > 0) {
+    // Ten waves of requests, as benchmarks send.
+    constexpr int waves = 10, least = 100;
+    config["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", concurrency}};
+    config["workload"]["requests"] = std::max(least, waves * concurrency);
+  }
+  return config;
+}
+
+}  // namespace moesim
