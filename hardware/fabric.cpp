@@ -135,7 +135,9 @@ ClusterSpec joined(const ClusterSpec& a, const ClusterSpec& b) {
     return c.network.bandwidth * c.network.bandwidth_share / c.oversubscription;
   };
   ClusterSpec cluster = rate(a) < rate(b) ? a : b;
-  cluster.nodes = a.nodes + b.nodes;
+  // Nodes may differ in size, so the GPUs are counted and the nodes told as large as they divide.
+  cluster.gpus_per_node = std::gcd(a.gpus_per_node, b.gpus_per_node);
+  cluster.nodes = (a.gpus() + b.gpus()) / cluster.gpus_per_node;
   cluster.scale_up_domain = b.scale_up_domain;
   cluster.gpu.scale_up_bandwidth = std::min(a.gpu.scale_up_bandwidth, b.gpu.scale_up_bandwidth);
   return cluster;

@@ -100,7 +100,7 @@ ClusterSpec read_cluster(const ConfigNode&);
 std::span<const Key> cluster_keys();
 
 /// What two clusters are to whatever crosses the network between them: the one whose NICs bring
-/// less (`b` if both bring as much), with the nodes of both, the slower NVLink and `b`'s domains.
+/// less (`b` if both bring as much), with the GPUs of both, the slower NVLink and `b`'s domains.
 ClusterSpec joined(const ClusterSpec& a, const ClusterSpec& b);
 
 /// The kernels that carry tokens: DeepEP's normal ones, its low-latency ones (a copy for each

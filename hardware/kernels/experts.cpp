@@ -57,7 +57,8 @@ void check_experts(const TableRow& row, const ExpertsCall& c, double ranks) {
 
 // Draws of which no more is known than their name; a rank's load does not follow from that.
 bool is_drawn_otherwise(const TableRow& row) {
-  return row.text("rows").empty() && row.text("distribution").find("sampled") != std::string::npos;
+  return row.text_or_none("rows").empty() &&
+         row.text_or_none("distribution").find("sampled") != std::string::npos;
 }
 
 template <ExpertKernel kernel>
@@ -104,7 +105,8 @@ std::optional<RooflineCall> expert_call(const TableRow& row, const GpuSpec& gpu,
                                         const EngineVersion& engine) {
   const std::string format(table_name(row.text("precision")));
   const auto operands = operands_of(format);
-  if (!operands || row.text("kernel").find(without_gate) != std::string::npos) return std::nullopt;
+  if (!operands || row.text_or_none("kernel").find(without_gate) != std::string::npos)
+    return std::nullopt;
   const ExpertsCall c = experts_of(row, engine, gpu, format);
   const GroupedGemmShape shape{.hidden = c.hidden,
                                .width = c.width,
@@ -179,15 +181,15 @@ constinit const Kernel mega_moe_kernel{
 };
 
 double experts_held(const TableRow& row) {
-  return row.text("held").empty() ? row.number("experts") / row.number("ep", 1)
-                                  : row.number("held");
+  return row.text_or_none("held").empty() ? row.number("experts") / row.number("ep", 1)
+                                          : row.number("held");
 }
 
 namespace {
 
 // Of the EP group: some tables tell them apart from those of the rank.
 double tokens_of(const TableRow& row) {
-  return row.number(row.text("tokens_global").empty() ? "tokens" : "tokens_global");
+  return row.number(row.text_or_none("tokens_global").empty() ? "tokens" : "tokens_global");
 }
 
 }  // namespace
@@ -202,11 +204,11 @@ ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, const G
                 .held = experts_held(row),
                 .tokens = tokens_of(row)};
   // What an imported table says of its draws; what a source's own says only by name.
-  if (row.text("rows").empty()) {
+  if (row.text_or_none("rows").empty()) {
     check_experts(row, c, row.number("ep", 1));
-    const BusiestRank load =
-        rank_load(row.text("distribution"), c.tokens, c.top_k, c.experts, row.number("ep", 1),
-                  draws_of(engine, gpu, c, kernel_of(row) == "sglang_fused_moe_triton"));
+    const BusiestRank load = rank_load(
+        row.text_or_none("distribution"), c.tokens, c.top_k, c.experts, row.number("ep", 1),
+        draws_of(engine, gpu, c, kernel_of(row) == "sglang_fused_moe_triton"));
     c.rows = load.rows;
     c.active = load.active;
   } else {

@@ -128,7 +128,7 @@ LatentAttentionCall call_of(const LatentAttentionShape& shape, const AttentionLo
 LatentAttentionCall latent_attention_of(const TableRow& row, bool decode) {
   constexpr MeasuredDimensions usual;
   LatentAttentionCall c{.decode = decode,
-                        .block = row.text("gemm_type"),
+                        .block = row.text_or_none("gemm_type"),
                         .kv_bytes = cache_bytes(row.text("kv_precision")),
                         .heads = row.number("q_heads"),
                         .kv_lora = row.number("kv_lora", usual.kv_lora),

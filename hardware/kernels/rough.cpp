@@ -87,7 +87,7 @@ std::string_view table_name(std::string_view precision) {
 }
 
 std::string_view kernel_of(const TableRow& row) {
-  const std::string_view kernel = row.text("kernel");
+  const std::string_view kernel = row.text_or_none("kernel");
   return kernel.empty() ? "default" : kernel;
 }
 

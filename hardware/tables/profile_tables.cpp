@@ -77,13 +77,16 @@ const KernelMaps& ProfileTables::of(const MeasuredTable& table) const {
   if (found == tables_.end()) return nothing;
   Table& read = *found->second;
   std::call_once(read.once, [&] {
+    bool empty = true;
     read_table(read.file, [&](const TableRow& row) {
+      empty = false;
       for (const Sample& sample : samples_of(table, row, *measured_on_, profile_.engine)) {
         read.maps[sample.group]
             .try_emplace(sample.kernel, table.axis_count())
             .first->second.add(sample.place.at, sample.value());
       }
     });
+    if (empty) throw ConfigError(fmt::format("{}: no row under its header", read.file.string()));
   });
   return read.maps;
 }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <zlib.h>
 
 #include "hardware/config.hpp"
@@ -28,12 +29,15 @@ struct CloseGz {
   void operator()(gzFile file) const { gzclose(file); }
 };
 
+constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
+
 // The text of a file, compressed or plain.
 std::string contents(const std::filesystem::path& file) {
   refuse_huge(file, "table");
-  const std::unique_ptr<gzFile_s, CloseGz> in(gzopen(file.c_str(), "rb"));
+  std::unique_ptr<gzFile_s, CloseGz> in(gzopen(file.c_str(), "rb"));
   if (!in) throw ConfigError(fmt::format("{}: cannot be read", file.string()));
   constexpr std::size_t step = std::size_t{1} << 20;
+  constexpr std::string_view damaged = "is damaged or cut short; fetch it again";
   std::string text;
   while (true) {
     const std::size_t size = text.size();
@@ -42,26 +46,36 @@ std::string contents(const std::filesystem::path& file) {
           fmt::format("{}: is too large; a table has at most 1 GiB of text", file.string()));
     text.resize(size + step);
     const int read = gzread(in.get(), text.data() + size, step);
-    if (read < 0) throw ConfigError(fmt::format("{}: is damaged", file.string()));
+    if (read < 0) throw ConfigError(fmt::format("{}: {}", file.string(), damaged));
     text.resize(size + static_cast<std::size_t>(read));
     if (read == 0) break;
   }
-  // A file that was cut off ends without an error but before its end is marked.
-  if (gzeof(in.get()) == 0) throw ConfigError(fmt::format("{}: is damaged", file.string()));
+  // Only closing tells that the end of the data, its sum or its length are not there. Without even
+  // its first two bytes a compressed file reads as text.
+  const bool compressed = gzdirect(in.get()) == 0;
+  if (gzclose_r(in.release()) != Z_OK || (file.extension() == ".gz" && !compressed))
+    throw ConfigError(fmt::format("{}: {}", file.string(), damaged));
+  if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
   return text;
 }
 
 }  // namespace
 
-std::string_view TableRow::text(std::string_view column) const {
-  const auto found = std::find(columns_.begin(), columns_.end(), column);
+std::string_view TableRow::text_or_none(std::string_view column) const {
+  const auto found = std::ranges::find(columns_, column);
   if (found == columns_.end()) return {};
   return fields[static_cast<std::size_t>(found - columns_.begin())];
 }
 
+std::string_view TableRow::text(std::string_view column) const {
+  if (std::ranges::find(columns_, column) == columns_.end())
+    throw ConfigError(fmt::format("{}: the header has no column \"{}\"; it names {}", place_,
+                                  column, fmt::join(columns_, ", ")));
+  return text_or_none(column);
+}
+
 double TableRow::number(std::string_view column, double fallback) const {
-  const std::string_view field = text(column);
-  return field.empty() ? fallback : number(column);
+  return text_or_none(column).empty() ? fallback : number(column);
 }
 
 double TableRow::number(std::string_view column) const {

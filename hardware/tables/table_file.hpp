@@ -15,7 +15,10 @@ class TableRow {
  public:
   TableRow(const std::vector<std::string>& columns, const std::string& place)
       : columns_(columns), place_(place) {}
-  std::string_view text(std::string_view column) const;  ///< empty where there is no such column
+  /// The text in a column that must be there. Throws ConfigError "file:line: ..." if it is not.
+  std::string_view text(std::string_view column) const;
+  /// Empty where there is no such column.
+  std::string_view text_or_none(std::string_view column) const;
   /// A number of at least 0; `fallback` where the column is absent or empty. Throws ConfigError
   /// "file:line: ..." if it is none.
   double number(std::string_view column, double fallback) const;

@@ -9,9 +9,13 @@ namespace moesim {
 
 namespace {
 
-// What KV caches cross from pool to pool.
+// What KV caches cross from pool to pool. Their way has as many links as a rank of decode, from one
+// domain to the next, whatever GPUs send: twice the GPUs always have room for it.
 ClusterSpec between(const PoolSpec& prefill, const PoolSpec& decode) {
-  return one_cluster(prefill, decode) ? decode.cluster : joined(prefill.cluster, decode.cluster);
+  ClusterSpec cluster =
+      one_cluster(prefill, decode) ? decode.cluster : joined(prefill.cluster, decode.cluster);
+  cluster.nodes *= 2;
+  return cluster;
 }
 
 }  // namespace

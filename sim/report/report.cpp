@@ -325,6 +325,9 @@ const std::vector<Field<SessionStats>>& fields_of(const SessionStats*) {
           .add("broken", &S::broken, "sessions that ended with a turn rejected or abandoned", "",
                less)
           .add("open", &S::open, "sessions that had turns left when the run ended")
+          .add_if_any("too_long", &S::too_long,
+                      "sessions with a turn beyond max_context, where they end, drop it or compact",
+                      "", less)
           .add("measured", &S::measured,
                "finished sessions that ended after measuring began; the next rows are theirs")
           .add("mean_completion_s", seconds(&Summary::mean),

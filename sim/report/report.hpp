@@ -122,6 +122,7 @@ struct SlowSession {
 
 struct SessionStats {
   std::int64_t finished = 0, broken = 0, open = 0;  ///< of the whole run
+  std::optional<std::int64_t> too_long;             ///< of the whole run, where there are any
   std::int64_t measured = 0;
   Summary completion;  ///< s
   double mean_turns = 0;

@@ -191,6 +191,7 @@ SessionStats sessions_of(const Deployment& e, std::span<const SessionLife> lives
     ++(life.state == State::finished ? stats.finished
        : life.state == State::broken ? stats.broken
                                      : stats.open);
+    if (life.too_long > 0) stats.too_long = stats.too_long.value_or(0) + 1;
     if (life.state != State::finished || life.ended < measured.begin) continue;
     counts[session] = true;
     completion.push_back(seconds_between(life.begun, life.ended));

@@ -141,6 +141,23 @@ TEST_CASE("every shipped cluster loads and counts its GPUs") {
   CHECK(Fabric(cluster_named("h100x16")).domain_of(15) == 1);
 }
 
+TEST_CASE("two shipped clusters joined have the GPUs of both, and exchanges as wide") {
+  std::vector<ClusterSpec> clusters;
+  for (const auto& file : shipped("hardware/clusters"))
+    clusters.push_back(read_cluster(ConfigNode::from_file(file)));
+  for (const ClusterSpec& a : clusters) {
+    for (const ClusterSpec& b : clusters) {
+      INFO(a.name << " and " << b.name);
+      const ClusterSpec both = joined(a, b);
+      const int gpus = a.gpus() + b.gpus();
+      CHECK(both.gpus() == gpus);
+      LinkTraffic traffic(gpus, both.scale_up_domain);
+      for (int gpu = 0; gpu < gpus; ++gpu) traffic.add(gpu, gpus - 1 - gpu, 1e6);
+      CHECK(Fabric(both).all_to_all(traffic).time > Seconds{});
+    }
+  }
+}
+
 TEST_CASE("the shipped facts are one-directional and dense") {
   const GpuSpec h100 = gpu_named("h100");
   CHECK(h100.scale_up_bandwidth.value() == 450e9);  // 900 GB/s is the sum of both directions

@@ -6,9 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "hardware/rng.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tools/cli/output.hpp"
+#include "traces/requests/request_trace.hpp"
 #include "traces/routing_trace.hpp"
 
 namespace moesim::test_output {
@@ -32,6 +34,27 @@ int signal_that_ended(Fn&& child) {
 
 std::ptrdiff_t files_in(const std::filesystem::path& folder) {
   return std::distance(std::filesystem::directory_iterator(folder), {});
+}
+
+TEST_CASE("names are read from a table as they were written, and no spreadsheet computes them") {
+  const std::string signs = "=+-@'\",\t\r\n x1";
+  Rng rng(1, "names");
+  const TemporaryFolder folder;
+  for (int draw = 0; draw < 400; ++draw) {
+    std::string name;
+    for (auto left = 1 + rng.below(5); left > 0; --left) name += signs[rng.below(signs.size())];
+    if (name.find_first_not_of(" \t") == std::string::npos) continue;  // no name
+    const std::string cell = csv_cell(name);
+    INFO(Json(name).dump() << " as " << cell);
+    const std::string shown = cell.starts_with('"') ? cell.substr(1) : cell;
+    if (name.size() > 1) CHECK(std::string("=+-@\t\r").find(shown[0]) == std::string::npos);
+    const auto file =
+        folder.write("t.csv", "prompt_tokens,output_tokens,class\n1,1," + cell + "\n");
+    const RequestTrace trace = read_request_trace(file);
+    REQUIRE(trace.rows.size() == 1);
+    CHECK(trace.classes.names()[trace.rows[0].request.recorded_class] == name);
+  }
+  CHECK(csv_cell(Json(-1.5)) == "-1.5");
 }
 
 TEST_CASE("a signal takes along what is not whole, and nothing that is") {

@@ -362,6 +362,23 @@ TEST_CASE("a malformed row is refused with its line number") {
   CHECK_THAT(config_error([&] { read_request_trace(bare.path()); }), Contains("holds no request"));
 }
 
+TEST_CASE("fields of a CSV file may stand in quotes, over lines too") {
+  const TemporaryFile file("requests.csv",
+                           "prompt_tokens, \"output_tokens\" ,class\n"
+                           "10,\"1\",\"a,b\"\n11,2,\" x \"\n12,3,\"two\r\n\n\"\"lines\"\"\"\n"
+                           "13,4, bare \n14,5,'=1+1\n15,6,\n");
+  const RequestTrace trace = read_request_trace(file.path());
+  REQUIRE(trace.rows.size() == 6);
+  const std::vector<std::string> names{"a,b", " x ", "two\r\n\n\"lines\"", "bare", "=1+1", ""};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    CHECK(trace.rows[i].request.prompt_tokens == 10 + static_cast<int>(i));
+    CHECK(trace.classes.names()[trace.rows[i].request.recorded_class] == names[i]);
+  }
+  const TemporaryFile open("requests.csv", "prompt_tokens,output_tokens\n1,2\n\"3,4\n5,6\n");
+  CHECK_THAT(config_error([&] { read_request_trace(open.path()); }),
+             Catch::Matchers::Contains(":3: a field's quote is not closed"));
+}
+
 TEST_CASE("the first line of a file is that which is not blank, with either end or none") {
   const auto first = [](const std::string& text) {
     return first_line(TemporaryFile("lines.txt", text).path());

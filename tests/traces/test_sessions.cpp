@@ -5,6 +5,7 @@
 #include <set>
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include "hardware/rng.hpp"
 #include "tests/support.hpp"
@@ -859,6 +860,84 @@ TEST_CASE("hostile runs of agents are refused in a line that says what would be 
   const SessionFile read = read_session_file(dropped.path(), 512);
   CHECK(read.agents_left_out == 1);
   CHECK(count_turns(read.sessions.at(0).turns) == 1);
+}
+
+// Sessions of a turn each, every one started by the turn of the one above it.
+std::string chain_of_agents(int agents) {
+  std::string lines;
+  for (int i = 0; i < agents; ++i) {
+    lines += fmt::format(
+        R"({{"session_id": {}, "request_id": "{}", "wait_for": [{}], "prompt_tokens": 4, )"
+        R"("output_tokens": 2}}{})",
+        i, i, i == 0 ? "" : fmt::format("\"{}\"", i - 1), "\n");
+  }
+  return lines;
+}
+
+TEST_CASE("agents may start agents a hundred thousand times over") {
+  constexpr int agents = 100'000;
+  const TemporaryFile file("chain.jsonl", chain_of_agents(agents));
+  {
+    const SessionFile read = read_session_file(file.path(), 512);
+    CHECK(count_turns(read.sessions.at(0).turns) == agents);
+  }  // and all of them go
+  // Twice the file: the second round is said by others.
+  const Json loop{{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}}, {"requests", 3000}};
+  const TemporaryFile some("chain.jsonl", chain_of_agents(1500));
+  CHECK(served(workload(recorded(some, loop)), 1).size() == 3000);
+}
+
+TEST_CASE("an agent of many turns is no list of them, and says what it would have said") {
+  const auto turns_of = [](int children, int turns) {
+    return served(workload(three_turns({{"sessions",
+                                         {{"turns", 2},
+                                          {"new", {{"median", 30}, {"sigma", 1}}},
+                                          {"output", {{"median", 20}, {"sigma", 1}}},
+                                          {"fan_out", {{"children", children}, {"turns", turns}}}}},
+                                        {"requests", 40}})),
+                  1);
+  };
+  // Each prompt of an agent is its last one, the reply and something new.
+  std::map<std::uint32_t, Request> last;
+  for (const TimedRequest& sent : turns_of(3, 6)) {
+    const Request& request = sent.request;
+    const auto agent = request.turn->session * 100 + request.turn->agent;
+    if (const auto before = last.find(agent); before != last.end())
+      CHECK(request.prompt_tokens > before->second.prompt_tokens + before->second.output_tokens);
+    CHECK((request.turn->turn > 0) == last.contains(agent));
+    last[agent] = request;
+  }
+  // What all turns of a thousand agents would take, 70 bytes each, is far more than this.
+  const auto most_kib = [] {
+    rusage used{};
+    ::getrusage(RUSAGE_SELF, &used);
+    return used.ru_maxrss;
+  };
+  const auto before = most_kib();
+  CHECK(turns_of(1000, 10'000).size() == 40);
+  CHECK(most_kib() - before < 100 * 1024);
+}
+
+TEST_CASE("a key twice in the first line of a file of sessions is said with its place") {
+  for (const char* line :
+       {R"({"id": "x", "id": "y", "block_size": 64, "requests": [{"t": 0}]})",
+        R"({"session_id": 1, "session_id": 2, "input_length": 9, "output_length": 1})",
+        R"({"steps": [{"input": 1, "input": 2, "output": 1}]})"}) {
+    const TemporaryFile file("twice.jsonl", std::string(line) + "\n");
+    CHECK(is_session_file(file.path()));
+    CHECK_THAT(config_error([&] { read_session_file(file.path(), 512); }),
+               Contains("twice.jsonl:1: ") && Contains("is there twice"));
+  }
+}
+
+TEST_CASE("a file may say how many tokens all of its sessions begin with") {
+  const TemporaryFile file("sessions.csv",
+                           "session,turn,prompt_tokens,output_tokens,shared_prefix\n"
+                           "0,0,600,5,500\n1,0,700,5,500\n");
+  const Json loop{{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}}, {"requests", 2}};
+  const auto requests = served(workload(recorded(file, loop)), 1);
+  CHECK(requests.at(0).request.turn->known_tokens == 0);
+  CHECK(requests.at(1).request.turn->known_tokens == 500);
 }
 
 }  // namespace moesim::test_sessions

@@ -86,21 +86,48 @@ struct Agent {
   Seconds begun;
 };
 
-void add_agent(std::span<const NextTurn> turns, Seconds begun, std::vector<Agent>& agents) {
-  agents.push_back({turns, begun});
-  for (const NextTurn& turn : turns) {
-    begun += turn.gap;
-    if (!turn.children) continue;
-    for (const ChildAgent& child : *turn.children)
-      add_agent(child.turns, begun + child.offset, agents);
+// An agent stands before those that it starts, these in the order of the turns that start them.
+void add_agents(Agent main, std::vector<Agent>& agents) {
+  std::vector<Agent> left{main};
+  while (!left.empty()) {
+    const Agent agent = left.back();
+    left.pop_back();
+    agents.push_back(agent);
+    const auto first = std::ssize(left);
+    Seconds begun = agent.begun;
+    for (const NextTurn& turn : agent.turns) {
+      begun += turn.gap;
+      if (!turn.children) continue;
+      for (const ChildAgent& child : *turn.children)
+        left.push_back({child.told, begun + child.offset});
+    }
+    std::reverse(left.begin() + first, left.end());
   }
 }
 
 std::vector<Agent> agents_of(const SessionFile& file) {
   std::vector<Agent> agents;
   for (const RecordedSession& session : file.sessions)
-    add_agent(session.turns, file.has_starts ? Seconds(*session.start) : Seconds{}, agents);
+    add_agents({session.turns, file.has_starts ? Seconds(*session.start) : Seconds{}}, agents);
   return agents;
+}
+
+// Blocks of a file whose prompts are as long as this are too many to look at one by one. A file
+// that lists ids has a line's worth of bytes for each.
+std::string too_many_blocks(std::span<const Agent> agents, std::int64_t block_tokens,
+                            std::uintmax_t file_bytes) {
+  constexpr std::uintmax_t always = 1 << 22;
+  std::uintmax_t blocks = 0;
+  for (const Agent& agent : agents) {
+    for (const NextTurn& turn : agent.turns)
+      blocks += static_cast<std::uintmax_t>((turn.prompt_tokens + block_tokens - 1) / block_tokens);
+  }
+  const std::uintmax_t most = std::max(always, file_bytes);
+  if (blocks <= most) return "";
+  return fmt::format(
+      "prompts have {} blocks of {} tokens, and reuse is counted of at most {} in a file of this "
+      "size; give a larger --id-block",
+      blocks, block_tokens, most);
 }
 
 // The prompts of all agents, in the order in which they are sent if replies take no time.
@@ -124,7 +151,8 @@ Prompts in_order(std::span<const Agent> agents, bool named, std::int32_t block_t
   return prompts;
 }
 
-OrderedJson sessions_json(const SessionFile& file, std::int32_t id_block) {
+OrderedJson sessions_json(const SessionFile& file, std::int32_t id_block,
+                          std::uintmax_t file_bytes) {
   std::vector<double> turns, first, last, prompts, grown, outputs, gaps;
   bool all_named = true;
   const std::vector<Agent> agents = agents_of(file);
@@ -156,7 +184,12 @@ OrderedJson sessions_json(const SessionFile& file, std::int32_t id_block) {
   json["gap_s"] = to_json(summarize(gaps));
   if (all_named == file.has_ids) {
     const std::int32_t block = file.has_ids ? file.id_block_tokens : id_block;
-    json["reuse"] = reuse_json(in_order(agents, file.has_ids, block), block);
+    const std::string refused = file.has_ids ? "" : too_many_blocks(agents, block, file_bytes);
+    if (refused.empty()) {
+      json["reuse"] = reuse_json(in_order(agents, file.has_ids, block), block);
+    } else {
+      json["no_reuse"] = refused;
+    }
   }
   return json;
 }
@@ -164,7 +197,9 @@ OrderedJson sessions_json(const SessionFile& file, std::int32_t id_block) {
 }  // namespace
 
 OrderedJson request_info(const std::filesystem::path& file, std::int32_t id_block) {
-  if (is_session_file(file)) return sessions_json(read_session_file(file, id_block), id_block);
+  if (is_session_file(file))
+    return sessions_json(read_session_file(file, id_block), id_block,
+                         std::filesystem::file_size(file));
   return requests_json(read_request_trace(file), 512);
 }
 
@@ -200,6 +235,8 @@ std::string request_info_text(const OrderedJson& info) {
     lengths.add(row);
   }
   text += lengths.text() + "\n";
+  if (info.contains("no_reuse"))
+    return text + wrapped("Reuse is not told: " + info["no_reuse"].get<std::string>()) + "\n";
   if (!info.contains("reuse"))
     return text + "No hash_ids: the file does not say which prompts begin with the same tokens.\n";
   const OrderedJson& reuse = info["reuse"];

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "tools/cli/output.hpp"
+
 namespace moesim {
 
 namespace {
@@ -78,7 +80,7 @@ std::string session_name(const SessionTurn& turn) {
 }
 
 std::string requests_csv(const std::vector<RequestRecord>& requests,
-                         std::span<const RequestClass> classes) {
+                         std::span<const RequestClass> classes, std::int64_t shared_prefix) {
   const bool sessions = !requests.empty() && requests.front().turn;
   std::string csv =
       "request,arrival_s,instance,rank,state,prompt_tokens,output_tokens,generated_tokens,ttft_ms,"
@@ -86,6 +88,7 @@ std::string requests_csv(const std::vector<RequestRecord>& requests,
       "prefill_instance,prefill_rank,prefill_score,prefill_hit_share,prefill_locality,"
       "prefill_load_kv_tokens,kv_transfer_ms";
   if (sessions) csv += ",session,turn";
+  if (shared_prefix > 0) csv += ",shared_prefix";
   csv += classes.empty() ? "\n" : ",class\n";
   constexpr std::array<std::string_view, 6> states{
       "waiting", "running", "finished", "rejected: exceeds_kv_capacity", "timed_out", "cancelled"};
@@ -104,7 +107,8 @@ std::string requests_csv(const std::vector<RequestRecord>& requests,
                        length(r.arrival, r.last_token, 1), r.preemptions, r.cached_tokens,
                        decision_cells(r.routing), prefill_cells(r));
     if (r.turn) csv += fmt::format(",{},{}", session_name(*r.turn), r.turn->turn);
-    if (!classes.empty()) csv += "," + classes[r.of_class].name;
+    if (shared_prefix > 0) csv += fmt::format(",{}", shared_prefix);
+    if (!classes.empty()) csv += "," + csv_cell(classes[r.of_class].name);
     csv += '\n';
   }
   return csv;

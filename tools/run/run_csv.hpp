@@ -35,8 +35,10 @@ class StepsCsv : public RunObserver {
 /// prefill_ columns say the same of a prefill pool, kv_transfer_ms what came between the first
 /// token and the decode pool; empty without pools. Latencies of finished requests only; TPOT of
 /// those with two output tokens and more. Turns of sessions have two columns more, which session
-/// and which turn of it, both from 0: with these the file can be replayed. Where requests have
-/// classes, a last column names that of each. Units as above.
-std::string requests_csv(const std::vector<RequestRecord>&, std::span<const RequestClass>);
+/// and which turn of it, both from 0: with these the file can be replayed. A third says how many
+/// tokens all first prompts begin alike with (SessionRules::shared_prefix), if any. Where requests
+/// have classes, a last column names that of each. Units as above.
+std::string requests_csv(const std::vector<RequestRecord>&, std::span<const RequestClass>,
+                         std::int64_t shared_prefix = 0);
 
 }  // namespace moesim

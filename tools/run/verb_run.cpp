@@ -29,6 +29,7 @@
 #include "tools/run/intervals.hpp"
 #include "tools/run/run_csv.hpp"
 #include "tools/run/timeline.hpp"
+#include "traces/sessions/sessions.hpp"
 
 namespace moesim {
 
@@ -334,16 +335,15 @@ std::string step_table(const PoolStats& pool) {
 }
 
 // "experts active in a layer of a decode step: 83.0 of 128 (uniform routing: 125.9)"
-std::string active_text(const PoolStats& pool, const MoeModel& model) {
+std::string active_text(const PoolStats& pool, const Deployment& e) {
   const auto* usual = usual_kind(pool);
   if (usual == nullptr) return "";
   const ExpertSummary& of = usual->second.summary;
-  const bool several = pool.afd && pool.afd->micro_batches > 1;
-  const std::string each =
-      several ? fmt::format(", summed over {} micro-batches", pool.afd->micro_batches) : "";
+  const bool several = e.parallel.micro_batches > 1 || e.parallel.pp > 1 || e.overlap.two_batch;
+  const char* each = several ? ", summed over micro-batches" : "";
   return fmt::format(
       "experts active in a layer of a {} step: {:.1f} of {}{} (uniform routing: {:.1f})\n",
-      usual->first, of.active_experts_mean, model.experts, each, of.uniform_experts_mean);
+      usual->first, of.active_experts_mean, e.model.experts, each, of.uniform_experts_mean);
 }
 
 // With AFD how long each side waits, and what the time of steps consists of.
@@ -369,7 +369,7 @@ std::string pool_text(const PoolStats& pool, const Deployment& e) {
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part, percent(entry.share));
   }
   std::string text =
-      active_text(pool, e.model) + wrapped("time goes to " + parts) + "\n" + afd_text(pool);
+      active_text(pool, e) + wrapped("time goes to " + parts) + "\n" + afd_text(pool);
   const CoverageStats& decode = pool.routing_coverage.back().second;
   text += fmt::format(
       "barriers idle {}, KV cache {} used, peak {}{}\n", percent(pool.breakdown.barrier_idle_share),
@@ -442,7 +442,8 @@ std::string sessions_of(const Report& report) {
   if (!report.sessions) return "";
   const SessionStats& s = *report.sessions;
   std::string text =
-      fmt::format("sessions     {} finished, {} broken, {} open\n", s.finished, s.broken, s.open);
+      fmt::format("sessions     {} finished, {} broken, {} open{}\n", s.finished, s.broken, s.open,
+                  s.too_long ? fmt::format("; {} had a turn beyond max_context", *s.too_long) : "");
   if (s.measured > 0) {
     text += fmt::format(
         "  of {} measured: {:.1f} turns, {:.1f} s, p90 {:.1f} s; service {:.0f} %, queue {:.0f} %, "
@@ -616,9 +617,11 @@ class RunFiles {
   RunFiles(const RunFiles&) = delete;
 
   std::span<RunObserver* const> observers() const { return observers_; }
-  void finish(std::span<const RequestClass> classes) {
+  void finish(const Deployment& e) {
+    const auto& sessions = e.workload.sessions;
     if (!options_.requests.empty())
-      write_file(options_.requests, requests_csv(requests_.requests(), classes));
+      write_file(options_.requests, requests_csv(requests_.requests(), e.classes,
+                                                 sessions ? sessions->rules.shared_prefix : 0));
     if (timeline_) timeline_->finish();
     if (steps_) steps_->finish();
     if (events_) events_->finish();
@@ -686,7 +689,7 @@ int run_experiment(const RunOptions& options) {
   }
   const std::string json = document.dump(1) + "\n";
   if (!options.profile.empty()) write_file(options.profile, profile.dump(1) + "\n");
-  files.finish(experiment.decode().classes);
+  files.finish(experiment.decode());
   if (!options.report.empty()) write_file(options.report, json);
   print(options.json ? json : text + trust_of(document, experiment));
   if (!options.launch.empty()) print("\n" + launch_text(options.launch, read_spec(config)));

@@ -13,6 +13,7 @@
 #include "hardware/config.hpp"
 #include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
+#include "traces/mapped_file.hpp"
 
 namespace moesim {
 namespace {
@@ -179,6 +180,8 @@ struct GapColumn {
 constexpr std::array<std::string_view, 3> session_columns{"session_id", "session", "Session ID"};
 /// Where a file says of which class of requests a row is, as `run --requests` writes it.
 constexpr std::string_view class_column = "class";
+/// The same of what all sessions begin with.
+constexpr std::string_view shared_prefix_column = "shared_prefix";
 constexpr std::array gap_columns{GapColumn{"delay", parse_milliseconds},
                                  GapColumn{"delay_ms", parse_milliseconds},
                                  GapColumn{"gap_s", parse_seconds}};
@@ -219,34 +222,66 @@ std::optional<RecordedRow> read_row(const Format& format, const Rows& rows, Text
   if (has(class_column)) row.of_class = text_of(class_column);
   if (rows.session.empty()) return row;
   row.session = text_of(rows.session);
+  if (has(shared_prefix_column)) row.shared_prefix = parse_tokens(text_of(shared_prefix_column));
   for (const GapColumn& column : gap_columns) {
     if (has(column.name)) row.gap = parse_gap(column, text_of(column.name));
   }
   return row;
 }
 
-std::vector<std::string_view> split(std::string_view line) {
-  std::vector<std::string_view> fields;
+/// A field in quotes, which it begins with, up to the comma behind it (RFC 4180). nullopt: its
+/// quote is not closed.
+std::optional<std::string> quoted(std::string_view& rest) {
+  std::string field;
+  for (std::size_t at = 1; at < rest.size(); ++at) {
+    if (rest[at] == '"' && (at + 1 == rest.size() || rest[at + 1] != '"')) {
+      rest.remove_prefix(std::min(rest.find(',', at), rest.size()));
+      return field;
+    }
+    if (rest[at] == '"') ++at;
+    field += rest[at];
+  }
+  return std::nullopt;
+}
+
+/// Up to the next comma, without the blanks around it.
+std::string bare(std::string_view& rest) {
+  std::string_view field = rest.substr(0, rest.find(','));
+  rest.remove_prefix(field.size());
+  while (field.ends_with(' ')) field.remove_suffix(1);
+  return std::string(field);
+}
+
+/// What writers of tables put before what a spreadsheet would take for a formula.
+void take_off_apostrophe(std::string& field) {
+  const std::size_t begins = field.find_first_not_of('\'');
+  if (begins != std::string::npos && begins > 0 &&
+      std::string_view("=+-@\t\r").find(field[begins]) != std::string_view::npos)
+    field.erase(0, 1);
+}
+
+/// The fields of a row. nullopt: it goes on in the next line.
+std::optional<std::vector<std::string>> split(std::string_view row) {
+  std::vector<std::string> fields;
   for (;;) {
-    const std::size_t end = line.find(',');
-    std::string_view field = line.substr(0, end);
-    while (field.starts_with(' ')) field.remove_prefix(1);
-    while (field.ends_with(' ')) field.remove_suffix(1);
-    fields.push_back(field);
-    if (end == std::string_view::npos) return fields;
-    line.remove_prefix(end + 1);
+    while (row.starts_with(' ')) row.remove_prefix(1);
+    std::optional<std::string> field = row.starts_with('"') ? quoted(row) : bare(row);
+    if (!field) return std::nullopt;
+    take_off_apostrophe(*field);
+    fields.push_back(std::move(*field));
+    if (row.empty()) return fields;
+    row.remove_prefix(1);
   }
 }
 
 RowReader csv_reader(const Format& format, const Rows& rows, std::string_view header) {
-  std::vector<std::string> names;
-  for (const std::string_view name : split(header)) names.emplace_back(name);
+  std::vector<std::string> names = split(header).value();
   const auto read = [&format, rows, names = std::move(names)](std::string_view line) {
-    const std::vector<std::string_view> fields = split(line);
+    const std::vector<std::string> fields = split(line).value();
     if (fields.size() != names.size())
       throw ConfigError(
           fmt::format("has {} fields; the header names {}", fields.size(), names.size()));
-    const auto text_of = [&](std::string_view column) {
+    const auto text_of = [&](std::string_view column) -> const std::string& {
       const auto found = std::find(names.begin(), names.end(), column);
       return fields[static_cast<std::size_t>(found - names.begin())];
     };
@@ -356,7 +391,7 @@ class FirstLine {
   explicit FirstLine(std::string_view line)
       : line_(line.starts_with(order_mark) ? line.substr(order_mark.size()) : line),
         object_(json_or_text(line_)),
-        header_(split(line_)) {}
+        header_(split(line_).value_or(std::vector<std::string>{})) {}
 
   Encoding encoding() const { return object_.is_object() ? Encoding::json_lines : Encoding::csv; }
   bool has(std::string_view column) const {
@@ -385,7 +420,7 @@ class FirstLine {
   static constexpr std::string_view order_mark = "\xEF\xBB\xBF";  // UTF-8's
   std::string_view line_;
   Json object_;
-  std::vector<std::string_view> header_;
+  std::vector<std::string> header_;
 };
 
 [[noreturn]] void refuse_format() {
@@ -394,6 +429,38 @@ class FirstLine {
 }
 
 }  // namespace
+
+void for_each_row(const std::filesystem::path& file,
+                  const std::function<void(std::string_view)>& fn) {
+  // Of a row that is longer nobody could say where its quote was meant to end.
+  constexpr std::ptrdiff_t longest_of_lines = 1 << 16;
+  const std::string head = first_line(file);
+  // Behind a byte order mark or not.
+  const bool csv = head.find('{') != head.find_first_not_of(" \t\xEF\xBB\xBF");
+  const char* begin = nullptr;  // of the row
+  std::size_t number = 0;
+  const auto refuse = [&](std::string_view what) {
+    throw ConfigError(fmt::format("{}:{}: {}", file.string(), number, what));
+  };
+  constexpr std::string_view open = "a field's quote is not closed; a quote within a field is two";
+  for_each_line(file, [&](std::size_t line_number, std::string_view line) {
+    if (begin == nullptr) {
+      begin = line.data();
+      number = line_number;
+    }
+    const std::string_view row(begin, static_cast<std::size_t>(line.data() + line.size() - begin));
+    const bool goes_on = csv && row.find('"') != std::string_view::npos && !split(row);
+    if (goes_on && std::ssize(row) > longest_of_lines) refuse(open);
+    if (goes_on) return;
+    begin = nullptr;
+    try {
+      fn(row);
+    } catch (const ConfigError& error) {
+      refuse(error.what());
+    }
+  });
+  if (begin != nullptr) refuse(open);
+}
 
 RowReader recognise_format(std::string_view first_line) {
   const FirstLine line(first_line);

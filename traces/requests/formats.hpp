@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -19,12 +20,17 @@ struct RecordedRow {
   std::int32_t id_block_tokens = 0;               ///< tokens that a prompt id covers; 0 = no ids
   std::vector<std::uint64_t> prompt_ids{};        ///< see PromptIds
   std::string session{};                          ///< where rows are turns
+  std::int64_t shared_prefix = 0;                 ///< tokens with which all sessions begin alike
   std::string of_class{};                         ///< "": the row does not say
   bool has_time = true;                           ///< of a turn that may have none
   std::optional<std::chrono::nanoseconds> gap{};  ///< since the end of what it waits for
   std::string id{};                               ///< of a turn that others may wait for
   std::vector<std::string> waits_for{};           ///< ids; none: the turn before
 };
+
+/// Calls fn(row) for the rows of a file, a line each; in a CSV file a field in quotes goes on over
+/// line ends. Its errors are said of the line in which the row begins. Throws ConfigError.
+void for_each_row(const std::filesystem::path&, const std::function<void(std::string_view)>& fn);
 
 /// Reads the rows of one file. nullopt is a row to leave out. Throws ConfigError, without a place,
 /// at a malformed row.

@@ -79,6 +79,9 @@ struct SessionLife {
   Time begun{};                ///< when its first request was sent
   Time ended{};                ///< when its last one left
   std::uint32_t answered = 0;  ///< turns of all agents
+  /// Turns of all agents that SessionRules::max_context does not take: their agent ended there,
+  /// left them out, or sent them compacted.
+  std::uint32_t too_long = 0;
   State state = State::open;
   /// For how long its main agent had nothing to do but wait for others: between a reply and the
   /// last reply that its next turn waited for, or the last one of all.

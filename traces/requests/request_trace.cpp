@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
-#include "traces/mapped_file.hpp"
 #include "traces/requests/formats.hpp"
 
 namespace moesim {
@@ -42,19 +41,15 @@ std::uint32_t RecordedClasses::place(const std::string& name) {
 RequestTrace read_request_trace(const std::filesystem::path& file) {
   RequestTrace trace;
   std::optional<RowReader> reader;
-  for_each_line(file, [&](std::size_t number, std::string_view line) {
-    try {
-      if (!reader) {
-        reader = recognise_format(line);
-        if (reader->first_line_is_header) return;
-      }
-      std::optional<RecordedRow> row = reader->read(line);
-      if (!row) return;
-      trace.rows.push_back({row->time, request_of(*row)});
-      trace.rows.back().request.recorded_class = trace.classes.place(row->of_class);
-    } catch (const ConfigError& error) {
-      throw ConfigError(fmt::format("{}:{}: {}", file.string(), number, error.what()));
+  for_each_row(file, [&](std::string_view line) {
+    if (!reader) {
+      reader = recognise_format(line);
+      if (reader->first_line_is_header) return;
     }
+    std::optional<RecordedRow> row = reader->read(line);
+    if (!row) return;
+    trace.rows.push_back({row->time, request_of(*row)});
+    trace.rows.back().request.recorded_class = trace.classes.place(row->of_class);
   });
   if (trace.rows.empty()) throw ConfigError(file.string() + ": holds no request");
   trace.has_arrivals = reader->has_arrivals;

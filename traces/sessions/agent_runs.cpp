@@ -121,11 +121,11 @@ class AgentReader {
       child.offset = std::max(Seconds{}, agent.begun - replied);
       child.background = !next || agent.ended > *next;
       if (!child.background) awaited = std::max(awaited, agent.ended);
-      child.turns = std::move(agent.turns);
+      child.turns = std::ssize(agent.turns);
+      child.told = std::move(agent.turns);
     }
     started.clear();
-    if (!children.empty())
-      turn.children = std::make_shared<const std::vector<ChildAgent>>(std::move(children));
+    if (!children.empty()) turn.children = started_agents(std::move(children));
     return awaited;
   }
 

@@ -125,9 +125,13 @@ class GeneratedSessions final : public Sessions {
     turn.children = children(rng);
     return turn;
   }
-  std::shared_ptr<const std::vector<ChildAgent>> first_children(std::int64_t,
-                                                                Rng& rng) const override {
-    return children(rng);
+  ChildAgents first_children(std::int64_t, Rng& rng) const override { return children(rng); }
+  NextTurn turn_of(std::int64_t, const ChildAgent&, std::int64_t turn, std::int64_t context,
+                   Rng& draws) const override {
+    if (turn > 0) return next(context, draws);
+    NextTurn first = first_of_child(draws);
+    fan_out_->turns.draw_count(draws);  // ChildAgent::turns has it
+    return first;
   }
   bool gaps_from_starts() const override { return gaps_from_starts_; }
 
@@ -138,23 +142,27 @@ class GeneratedSessions final : public Sessions {
     turn.output_tokens = output_.draw_count(rng);
     return turn;
   }
-  std::shared_ptr<const std::vector<ChildAgent>> children(Rng& rng) const {
+  NextTurn first_of_child(Rng& rng) const {
+    NextTurn first;
+    first.prompt_tokens = fan_out_->first.draw_count(rng);
+    first.output_tokens = output_.draw_count(rng);
+    return first;
+  }
+  // Turns are drawn when they are asked for, from where each child's stand in the session's draws:
+  // an agent of many turns is no list of them.
+  ChildAgents children(Rng& rng) const {
     if (!fan_out_ || rng.uniform() >= fan_out_->share) return nullptr;
     std::vector<ChildAgent> all;
     for (std::int64_t i = 0; i < fan_out_->children; ++i) {
       ChildAgent& child = all.emplace_back();
       child.offset = Seconds(fan_out_->offset.draw(rng));
       child.background = rng.uniform() < fan_out_->background;
-      NextTurn first;
-      first.prompt_tokens = fan_out_->first.draw_count(rng);
-      first.output_tokens = output_.draw_count(rng);
-      child.turns.push_back(std::move(first));
-      for (std::int64_t more = fan_out_->turns.draw_count(rng) - 1; more > 0; --more) {
-        const NextTurn& before = child.turns.back();
-        child.turns.push_back(next(before.prompt_tokens + before.output_tokens, rng));
-      }
+      child.draws = rng;
+      first_of_child(rng);
+      child.turns = fan_out_->turns.draw_count(rng);
+      for (std::int64_t more = child.turns - 1; more > 0; --more) next(0, rng);
     }
-    return std::make_shared<const std::vector<ChildAgent>>(std::move(all));
+    return started_agents(std::move(all));
   }
 
   Lognormal turns_, first_, new_, output_, gap_;

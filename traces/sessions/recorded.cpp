@@ -46,9 +46,12 @@ class RecordedSessions final : public Sessions {
     replay.kept = std::min(replay.kept, context);
     return replay;
   }
-  std::shared_ptr<const std::vector<ChildAgent>> first_children(std::int64_t session,
-                                                                Rng&) const override {
+  ChildAgents first_children(std::int64_t session, Rng&) const override {
     return replayed(session, 0).children;
+  }
+  NextTurn turn_of(std::int64_t session, const ChildAgent& agent, std::int64_t turn, std::int64_t,
+                   Rng&) const override {
+    return as_of(session, agent.told[static_cast<std::size_t>(turn)]);
   }
   std::shared_ptr<const Arrivals> recorded_starts() const override {
     if (!file_.has_starts) return nullptr;
@@ -70,6 +73,7 @@ class RecordedSessions final : public Sessions {
         [](const RecordedSession& session) { return count_turns(session.turns); });
   }
   bool has_ids() const override { return file_.has_ids; }
+  std::int64_t shared_prefix() const override { return file_.shared_prefix; }
   bool gaps_from_starts() const override { return file_.has_starts && !file_.has_gaps; }
 
  private:
@@ -77,24 +81,16 @@ class RecordedSessions final : public Sessions {
     return file_.sessions[static_cast<std::size_t>(session) % file_.sessions.size()];
   }
   NextTurn replayed(std::int64_t session, std::int64_t turn) const {
-    const NextTurn& recorded = of(session).turns[static_cast<std::size_t>(turn)];
-    const auto round = static_cast<std::uint64_t>(session) / file_.sessions.size();
-    return round == 0 ? recorded : of_others(recorded, fmt::format("round {}", round));
+    return as_of(session, of(session).turns[static_cast<std::size_t>(turn)]);
   }
-  // The same turn, and what it starts, said with tokens of their own.
-  static NextTurn of_others(NextTurn turn, const std::string& by) {
-    if (turn.ids) {
-      PromptIds other = *turn.ids;
-      for (PromptIds::Span& span : other.spans) span.id = Rng(span.id, by).bits();
-      turn.ids = std::make_shared<const PromptIds>(std::move(other));
-    }
-    if (turn.children) {
-      std::vector<ChildAgent> children = *turn.children;
-      for (ChildAgent& child : children) {
-        for (NextTurn& of_child : child.turns) of_child = of_others(std::move(of_child), by);
-      }
-      turn.children = std::make_shared<const std::vector<ChildAgent>>(std::move(children));
-    }
+  // The turn as the session says it: in a later round with tokens of its own.
+  NextTurn as_of(std::int64_t session, NextTurn turn) const {
+    const auto round = static_cast<std::uint64_t>(session) / file_.sessions.size();
+    if (round == 0 || !turn.ids) return turn;
+    const std::string by = fmt::format("round {}", round);
+    PromptIds other = *turn.ids;
+    for (PromptIds::Span& span : other.spans) span.id = Rng(span.id, by).bits();
+    turn.ids = std::make_shared<const PromptIds>(std::move(other));
     return turn;
   }
 

@@ -58,6 +58,7 @@ class Assembly {
     file_.has_gaps = file_.has_gaps || row.gap;
     file_.has_ids = file_.has_ids || turn.ids;
     file_.id_block_tokens = std::max(file_.id_block_tokens, row.id_block_tokens);
+    file_.shared_prefix = std::max(file_.shared_prefix, row.shared_prefix);
     session.turns.push_back(std::move(turn));
   }
   void add_chain(const Json& chain) {
@@ -153,8 +154,7 @@ class Assembly {
         const auto own = children.find({s, turn});
         if (own == children.end()) continue;
         std::ranges::reverse(own->second);
-        session.turns[turn].children =
-            std::make_shared<const std::vector<ChildAgent>>(std::move(own->second));
+        session.turns[turn].children = started_agents(std::move(own->second));
       }
       const auto started = started_.find(s);
       if (started == started_.end()) {
@@ -163,7 +163,10 @@ class Assembly {
       }
       const Seconds offset = std::exchange(session.turns.front().gap, Seconds{});
       children[{started->second.by.session, started->second.by.turn}].push_back(
-          {offset, !started->second.awaited, std::move(session.turns)});
+          {.offset = offset,
+           .background = !started->second.awaited,
+           .turns = std::ssize(session.turns),
+           .told = std::move(session.turns)});
     }
     std::ranges::reverse(roots);
     file_.sessions = std::move(roots);
@@ -195,18 +198,6 @@ class Assembly {
   std::vector<std::vector<Seconds>> between_starts_;  // [session][turn], of rows
 };
 
-// Calls fn(line) for each line; its errors are said of the line.
-template <class Fn>
-void for_each_row(const std::filesystem::path& path, Fn&& fn) {
-  for_each_line(path, [&](std::size_t number, std::string_view line) {
-    try {
-      fn(line);
-    } catch (const ConfigError& error) {
-      throw ConfigError(fmt::format("{}:{}: {}", path.string(), number, error.what()));
-    }
-  });
-}
-
 const Json& as_run(const Json& line) {
   if (!is_agent_run(line)) throw ConfigError("is no run with \"requests\" and \"block_size\"");
   return line;
@@ -214,17 +205,26 @@ const Json& as_run(const Json& line) {
 
 enum class LinesAre { rows, chains, runs };
 
+// What is wrong with the line is said where rows are read, with its place.
 LinesAre form_of(std::string_view first_line) {
-  const Json object = json_or_text(first_line);
-  if (is_chain(object)) return LinesAre::chains;
-  return is_agent_run(object) ? LinesAre::runs : LinesAre::rows;
+  try {
+    const Json object = json_or_text(first_line);
+    if (is_chain(object)) return LinesAre::chains;
+    return is_agent_run(object) ? LinesAre::runs : LinesAre::rows;
+  } catch (const ConfigError&) {
+    return LinesAre::rows;
+  }
 }
 
 }  // namespace
 
 bool is_session_file(const std::filesystem::path& path) {
   const std::string line = first_line(path);
-  return form_of(line) != LinesAre::rows || names_sessions(line);
+  try {
+    return form_of(line) != LinesAre::rows || names_sessions(line);
+  } catch (const ConfigError&) {
+    return true;  // no row of it can be read, as read_session_file() says
+  }
 }
 
 SessionFile read_session_file(const std::filesystem::path& path, std::int32_t id_block_tokens) {

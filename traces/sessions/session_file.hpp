@@ -30,6 +30,7 @@ struct SessionFile {
   bool has_ids = false;                   ///< names of tokens were recorded
   std::int32_t id_block_tokens = 0;       ///< that one of them covers
   std::int64_t agents_left_out = 0;       ///< see read_agent_run()
+  std::int64_t shared_prefix = 0;         ///< SessionRules::shared_prefix
   RecordedClasses classes{};              ///< named by the rows of a request trace
 };
 

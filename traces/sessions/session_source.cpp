@@ -145,11 +145,12 @@ class SessionSource final : public RequestSource {
     bool is_main() const { return number == 0; }
 
     std::uint32_t session = 0, number = 0, siblings = 0;  // as of SessionTurn
-    std::vector<NextTurn> own{};            // turns of a child; the main agent's are asked for
-    std::optional<std::uint32_t> parent{};  // an agent whose next turn waits for this one
+    std::shared_ptr<const ChildAgent> told{};  // what starts a child; null: the main agent
+    std::optional<Rng> draws{};                // of its turns
+    std::optional<std::uint32_t> parent{};     // an agent whose next turn waits for this one
     std::int64_t turn = -1, turns = 1;
     std::int64_t first_prompt = 0;
-    std::shared_ptr<const std::vector<ChildAgent>> children{};  // that the turn's reply starts
+    ChildAgents children{};               // that the turn's reply starts
     std::int32_t awaited = 0;             // agents that its next turn waits for
     std::vector<std::uint32_t> joined{};  // all that it ever waited for with its last reply
     bool in_flight = false;
@@ -231,8 +232,9 @@ class SessionSource final : public RequestSource {
     for (const ChildAgent& told : *children) {
       const std::uint32_t child = add_agent(agents_.at(id).session, agents_.at(id).number + 1);
       Agent& agent = agents_.at(child);
-      agent.own = told.turns;
-      agent.turns = std::ssize(told.turns);
+      agent.told = {children, &told};
+      agent.draws = told.draws;
+      agent.turns = told.turns;
       agent.sent = agent.due = now;
       if (!prepare(child)) {
         leave(child, now);  // no turn of it fits
@@ -253,9 +255,11 @@ class SessionSource final : public RequestSource {
     const std::int64_t context =
         std::int64_t{agent.request.prompt_tokens} + agent.request.output_tokens;
     while (++agent.turn < agent.turns) {
-      NextTurn turn = agent.is_main() ? sessions_->turn(agent.session, agent.turn, context,
-                                                        open_.at(agent.session).rng)
-                                      : agent.own[static_cast<std::size_t>(agent.turn)];
+      Rng& rng = agent.draws ? *agent.draws : open_.at(agent.session).rng;
+      NextTurn turn = agent.told
+                          ? sessions_->turn_of(agent.session, *agent.told, agent.turn, context, rng)
+                          : sessions_->turn(agent.session, agent.turn, context, rng);
+      if (!fits(turn)) ++lives_[agent.session].too_long;
       if (!fits(turn) && rules_.too_long == SessionRules::TooLong::drop) continue;
       if (!fits(turn) && rules_.too_long == SessionRules::TooLong::compact) {
         turn.prompt_tokens -= turn.kept - std::min(turn.kept, agent.first_prompt);

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "traces/sessions/sessions.hpp"
 
+#include <algorithm>
 #include <array>
+#include <utility>
+#include <vector>
 
 #include "hardware/choice.hpp"
 
@@ -34,11 +37,39 @@ const Registry<Sessions>& session_kinds() {
   return table;
 }
 
+namespace {
+
+// Deletes lists of agents one after the other: what is let go of meanwhile waits for its turn.
+void delete_in_turn(const std::vector<ChildAgent>* agents) {
+  thread_local std::vector<const std::vector<ChildAgent>*> waiting;
+  thread_local bool deletes = false;
+  waiting.push_back(agents);
+  if (std::exchange(deletes, true)) return;
+  while (!waiting.empty()) {
+    const auto* next = waiting.back();
+    waiting.pop_back();
+    delete next;
+  }
+  deletes = false;
+}
+
+}  // namespace
+
+ChildAgents started_agents(std::vector<ChildAgent> agents) {
+  return {new std::vector<ChildAgent>(std::move(agents)), delete_in_turn};
+}
+
 std::int64_t count_turns(std::span<const NextTurn> turns) {
-  std::int64_t count = std::ssize(turns);
-  for (const NextTurn& turn : turns) {
-    if (!turn.children) continue;
-    for (const ChildAgent& child : *turn.children) count += count_turns(child.turns);
+  std::int64_t count = 0;
+  std::vector<std::span<const NextTurn>> left{turns};
+  while (!left.empty()) {
+    const std::span<const NextTurn> agent = left.back();
+    left.pop_back();
+    count += std::ssize(agent);
+    for (const NextTurn& turn : agent) {
+      if (!turn.children) continue;
+      for (const ChildAgent& child : *turn.children) left.emplace_back(child.told);
+    }
   }
   return count;
 }
@@ -126,7 +157,7 @@ SessionPlan read_sessions(const ConfigNode& node) {
     if (reader.optional("tree_idle_cap"))
       rules.tree_idle_cap = reader.quantity<Seconds>("tree_idle_cap");
     rules.reuse_output = reader.flag_or("reuse_output", sessions->recorded_turns() == 0);
-    rules.shared_prefix = reader.integer("shared_prefix");
+    rules.shared_prefix = std::max(reader.integer("shared_prefix"), sessions->shared_prefix());
     if (rules.shared_prefix > 0 && sessions->has_ids())
       reader.child("shared_prefix").fail("hash_ids of the file say what sessions share");
     read_max_context(reader, *sessions, rules);

@@ -13,6 +13,7 @@
 namespace moesim {
 
 struct ChildAgent;
+using ChildAgents = std::shared_ptr<const std::vector<ChildAgent>>;
 
 /// What an agent of a session asks for in one turn.
 struct NextTurn {
@@ -23,19 +24,23 @@ struct NextTurn {
   std::int32_t output_tokens = 0;  ///< >= 1
   /// Of the whole prompt, as recorded; null: what follows `kept` is like nothing else.
   std::shared_ptr<const PromptIds> ids{};
-  /// Agents that its reply starts; null: none.
-  std::shared_ptr<const std::vector<ChildAgent>> children{};
+  ChildAgents children{};  ///< agents that its reply starts; null: none
 };
 
 /// An agent that another one starts with a reply: a chain of turns of its own, whose first prompt
 /// begins with nothing but what all sessions share.
 struct ChildAgent {
-  Seconds offset{};             ///< after the reply, before its first turn
-  bool background = false;      ///< else the next turn of the agent that started it waits for it
-  std::vector<NextTurn> turns;  ///< never empty
+  Seconds offset{};              ///< after the reply, before its first turn
+  bool background = false;       ///< else the next turn of the agent that started it waits for it
+  std::int64_t turns = 1;        ///< how many it has
+  std::vector<NextTurn> told{};  ///< its turns, as recorded; none: they are drawn when asked for
+  std::optional<Rng> draws{};    ///< where they are drawn: from here on
 };
+/// The agents that a reply starts. Agents may start agents however deep: letting go of them is no
+/// recursion.
+ChildAgents started_agents(std::vector<ChildAgent>);
 
-/// Turns of these and of all agents that they start.
+/// Turns of these and of all agents that they start, as recorded.
 std::int64_t count_turns(std::span<const NextTurn>);
 
 /// What sessions ask for. As Lengths: the first turn of each. A session is a tree of agents: the
@@ -50,10 +55,11 @@ class Sessions : public Lengths {
   virtual NextTurn turn(std::int64_t session, std::int64_t turn, std::int64_t context,
                         Rng&) const = 0;
   /// NextTurn::children of its first turn; asked for after turns().
-  virtual std::shared_ptr<const std::vector<ChildAgent>> first_children(std::int64_t /*session*/,
-                                                                        Rng&) const {
-    return nullptr;
-  }
+  virtual ChildAgents first_children(std::int64_t /*session*/, Rng&) const { return nullptr; }
+  /// The turn-th turn, from 0, of an agent that the session has started, asked for in order.
+  /// `context` as of turn(), 0 before the first; `draws` begins as the agent's own.
+  virtual NextTurn turn_of(std::int64_t session, const ChildAgent&, std::int64_t turn,
+                           std::int64_t context, Rng& draws) const = 0;
 
   /// When recorded sessions start; null: they do not say so, or are not recorded.
   virtual std::shared_ptr<const Arrivals> recorded_starts() const { return nullptr; }
@@ -63,6 +69,8 @@ class Sessions : public Lengths {
   virtual bool has_ids() const { return false; }
   /// Whether gaps count from the turn before, its service included; else from its reply.
   virtual bool gaps_from_starts() const { return false; }
+  /// SessionRules::shared_prefix as recorded.
+  virtual std::int64_t shared_prefix() const { return 0; }
 };
 
 /// The table: generated, its presets, recorded.

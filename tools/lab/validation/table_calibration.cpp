@@ -303,9 +303,9 @@ std::string left_out_text(const std::vector<CalibratedTable>& tables) {
     for (const auto& [name, kind] : table.kinds) {
       if (kind.impossible + kind.host_bound == 0) continue;
       const bool none = table.kept == 0 || !kind.is_credible();
-      text +=
-          fmt::format("{},{},{},{},{},{},{}\n", table.profile, table.table->name, name, kind.rows,
-                      kind.impossible, kind.host_bound, none ? "none" : "the others");
+      text += fmt::format("{},{},{},{},{},{},{}\n", csv_cell(table.profile), table.table->name,
+                          csv_cell(name), kind.rows, kind.impossible, kind.host_bound,
+                          none ? "none" : "the others");
     }
   }
   return text;

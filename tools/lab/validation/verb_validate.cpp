@@ -84,13 +84,6 @@ std::string to_text(const std::vector<ValidatedPoint>& points, const Errors& cat
          reasons_of(points);
 }
 
-/// RFC 4180.
-std::string csv_field(std::string_view field) {
-  std::string text = "\"";
-  for (const char c : field) text += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return text + "\"";
-}
-
 std::string to_csv(const std::vector<ValidatedPoint>& points) {
   std::string text =
       "id,category,gpu,model,op,precision,tp,ep,dp,concurrency,isl,osl,metric,measured,predicted,"
@@ -110,11 +103,11 @@ std::string to_csv(const std::vector<ValidatedPoint>& points) {
       breakdown = prediction.breakdown;
     }
     text += fmt::format(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{:.5g},{},{},{},{},{}\n", p.point.id,
-        p.point.category, csv_field(p.point.gpu), csv_field(p.point.model),
-        csv_field(p.point.operation), csv_field(p.point.precision), p.point.tp, p.point.ep,
-        p.point.dp, p.point.concurrency, p.point.prompt, p.point.output, p.point.metric,
-        p.point.value, predicted, error, extrapolated, evidence, csv_field(breakdown));
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{:.5g},{},{},{},{},{}\n", csv_cell(p.point.id),
+        csv_cell(p.point.category), csv_cell(p.point.gpu), csv_cell(p.point.model),
+        csv_cell(p.point.operation), csv_cell(p.point.precision), p.point.tp, p.point.ep,
+        p.point.dp, p.point.concurrency, p.point.prompt, p.point.output, csv_cell(p.point.metric),
+        p.point.value, predicted, error, extrapolated, evidence, csv_cell(breakdown));
   }
   return text;
 }
