@@ -65,6 +65,20 @@ void note_waterfill(const Server& server, bool has_it, Notes& notes) {
     notes.push_back("/shared_expert: \"waterfill\"; SGLang alone has it, with DeepEP");
 }
 
+FlagValue alignment_option(const Server& server, std::string_view policy, std::string_view option) {
+  const auto& options = server.alignment_options;
+  if (server.prefill_alignment != policy || !options.contains(option)) return std::nullopt;
+  return options.at(std::string(option)).dump();
+}
+
+void note_alignment(const Server& server, std::initializer_list<std::string_view> own,
+                    Notes& notes) {
+  const std::string& policy = server.prefill_alignment;
+  if (policy == "none" || std::ranges::find(own, policy) != own.end()) return;
+  notes.push_back(fmt::format(
+      "/prefill_alignment: \"{}\"; this engine holds no prompts back in this way", policy));
+}
+
 void note_capacity(const Server& server, Notes& notes) {
   if (!server.evicts)
     notes.push_back(

@@ -37,6 +37,11 @@ inline FlagValue unless_one(int value) { return value_if(value > 1, value); }
 /// A flag without a value.
 inline FlagValue alone_if(bool wanted) { return value_if(wanted, ""); }
 
+/// An option of the policy that holds prompts back, where it is this one, and has it.
+FlagValue alignment_option(const Server&, std::string_view policy, std::string_view option);
+/// Says that prompts are held back as another engine does it.
+void note_alignment(const Server&, std::initializer_list<std::string_view> own, Notes&);
+
 /// A command, broken into lines behind its program.
 class Command {
  public:

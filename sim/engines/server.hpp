@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hardware/config.hpp"
 #include "models/step_ops.hpp"
 
 namespace moesim {
@@ -48,6 +49,10 @@ struct Server {
   bool keeps_all = false;             ///< those layers keep every token, too
   double gpu_memory_utilization = 0;  ///< share of HBM, as its engine counts it
   std::optional<double> free_gpu_memory_fraction{};
+
+  // When prompts are held back: /prefill_alignment as a config has it.
+  std::string prefill_alignment = "none";
+  Json alignment_options{};
 
   // Policies by their names.
   std::string scheduling{}, prefill_dispatch{}, decode_dispatch{}, decode_routing{};

@@ -9,6 +9,7 @@
 #include "sim/kv_tiers/kv_tiers.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/pool_roles/pool_roles.hpp"
+#include "sim/prefill_alignment/prefill_alignment.hpp"
 #include "sim/rebalancing/rebalancer.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/scheduling/scheduler.hpp"
@@ -35,6 +36,7 @@ struct Policies {
   Registry<RequestRouterFactory, const RouterContext&> request_routing = request_routers();
   Registry<RebalancerFactory, const RebalancingContext&> rebalancing = rebalancers();
   Registry<PoolRolesFactory> pool_roles = moesim::pool_roles();
+  Registry<PrefillAlignmentFactory> prefill_alignment = prefill_alignments();
 
   /// Every table that an experiment can choose from, these and those of workloads.
   PolicyRows rows() const;
@@ -44,6 +46,7 @@ struct Policies {
 using TokenRoutingChoice = PolicyChoice<TokenRouterFactory>;
 using RequestRoutingChoice = PolicyChoice<RequestRouterFactory, const RouterContext&>;
 using PoolRolesChoice = PolicyChoice<PoolRolesFactory>;
+using PrefillAlignmentChoice = PolicyChoice<PrefillAlignmentFactory>;
 using RebalancingChoice = PolicyChoice<RebalancerFactory, const RebalancingContext&>;
 
 }  // namespace moesim

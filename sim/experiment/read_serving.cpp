@@ -99,9 +99,6 @@ std::span<const Key> api_server_keys() {
       {"first_chunk", form::integer(1, 1 << 20), "1", "tokens that a client is first shown"},
       {"receive_interval", form::integer(1, 1 << 20), "1",
        "decode steps after which new requests are looked for"},
-      {"batch_wait_timeout_iters", form::integer(0, 1 << 20), "0",
-       "steps for which requests wait for others to go together"},
-      {"enable_balance", form::flag, "false", "or until every attention rank has one"},
       {"admission_steps", form::integer(0, 1 << 20), "0",
        "steps from then on until they are scheduled"}};
   return keys;
@@ -303,9 +300,6 @@ ApiServer read_api_server(const ConfigNode& node, double launches) {
         .tokenizer_workers = static_cast<std::int32_t>(reader.integer("tokenizer_workers")),
         .first_chunk = static_cast<std::int32_t>(reader.integer("first_chunk")),
         .receive_interval = static_cast<std::int32_t>(reader.integer("receive_interval")),
-        .batch_wait_timeout_iters =
-            static_cast<std::int32_t>(reader.integer("batch_wait_timeout_iters")),
-        .enable_balance = reader.flag("enable_balance"),
         .admission_steps = static_cast<std::int32_t>(reader.integer("admission_steps"))};
   });
 }

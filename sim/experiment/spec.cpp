@@ -129,6 +129,8 @@ std::span<const Key> experiment_keys() {
       {"precision", form::object(precision_keys), unset("as the model's files say"),
        "precision of weights, KV cache, activations"},
       {"scheduling", form::policy("scheduling"), required, "what a step computes"},
+      {"prefill_alignment", form::policy("prefill_alignment", prefill_alignment_keys),
+       unset("none"), "when ranks hold prompts back to prefill together"},
       {"token_routing", form::object(token_routing_keys), required, "which replica serves a token"},
       {"dispatch", form::object(dispatch_keys), required, "how tokens reach experts and return"},
       {"placement", form::policy("placement", placement_keys), "linear", "which GPU has an expert"},
@@ -197,7 +199,7 @@ PolicyRows Policies::rows() const {
   const auto add = [&](const auto& registry) { all[registry.kind()] = registry.rows(); };
   add(placement), add(token_routing), add(dispatch), add(capacity), add(expert_memory);
   add(prefetch), add(retention), add(tier_eviction), add(tier_write), add(scheduling);
-  add(request_routing), add(rebalancing), add(pool_roles);
+  add(request_routing), add(rebalancing), add(pool_roles), add(prefill_alignment);
   add(gatings()), add(request_arrivals()), add(request_lengths()), add(session_kinds());
   return all;
 }
@@ -405,9 +407,19 @@ PolicyNames read_names(ConfigReader& reader) {
           .decode_dispatch = name_of(dispatch.child("decode"))};
 }
 
+PrefillAlignmentPlan read_prefill_alignment(const ConfigNode& node, const Policies& policies) {
+  const PrefillAlignmentChoice choice(policies.prefill_alignment, node, prefill_alignment_keys);
+  PrefillAlignmentFactory policy = choice.make();
+  ConfigReader beside(choice.node(), prefill_alignment_keys);
+  return {std::string(choice.name()), choice.node().json(), std::move(policy),
+          beside.flag("pad_to_longest")};
+}
+
 void read_policies(ConfigReader& reader, PoolSpec& spec) {
   const Policies& policies = *spec.policies;
   spec.scheduler = policies.scheduling.make(reader.child("scheduling"));
+  if (reader.optional("prefill_alignment"))
+    spec.prefill_alignment = read_prefill_alignment(reader.child("prefill_alignment"), policies);
   read_placement(reader.child("placement"), spec);
   read_phases(reader, spec);
   spec.charges = read_charges(reader.child("charges"), policies.token_routing.names());

@@ -99,10 +99,6 @@ struct ApiServer {
   /// Decode steps after which an engine looks for new requests. It also does so when it has nothing
   /// to do and, if prompts have steps of their own, after such a step.
   std::int32_t receive_interval = 1;
-  /// Steps for which requests are held back while others run, from the first request on, so that
-  /// more requests go together; 0: none. With `enable_balance` until every attention rank has one.
-  std::int32_t batch_wait_timeout_iters = 0;
-  bool enable_balance = false;
   /// Steps from then on until the scheduler takes a request: the API server shares a process with
   /// what is streamed of every step, and steps are scheduled ahead.
   std::int32_t admission_steps = 0;
@@ -182,6 +178,7 @@ struct ChosenPolicies {
   std::shared_ptr<const Policies> policies{};  ///< what was chosen from
   PolicyNames names{};
   std::shared_ptr<const Scheduler> scheduler{};
+  PrefillAlignmentPlan prefill_alignment{};
   PlacementSpec placed{};
   PlacementProblem placement_problem{};
   double replication = 1, replication_effective = 1;

@@ -188,6 +188,9 @@ void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) c
   totals.prefix_loaded += step.prefix_loaded;
   for (std::size_t t = 0; t < step.prefix_of_lower.size(); ++t)
     totals.prefix_of_lower[t] += step.prefix_of_lower[t];
+  totals.steps_held += step.held.prompts > 0 ? 1 : 0;
+  totals.tokens_held += step.held.tokens;
+  totals.prompt_seconds_held += step.held.prompts * seconds;
   totals.cut_rank_steps += step.cut_ranks;
   totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
   totals.expert_memory += cost.expert_memory;

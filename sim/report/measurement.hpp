@@ -111,6 +111,8 @@ struct Totals {
   std::int64_t prefix_queried = 0, prefix_hit = 0, prefix_loaded = 0;
   OfLowerTiers<std::int64_t> prefix_of_lower{};
   std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
+  std::int64_t steps_held = 0, tokens_held = 0;    ///< with prompts held back; of those prompts
+  double prompt_seconds_held = 0;
   ExpertMemoryTally expert_memory;
   SpeculationTally speculation;
   WindowTokens tokens;

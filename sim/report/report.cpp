@@ -617,6 +617,20 @@ const std::vector<Field<ExpertBufferStats>>& fields_of(const ExpertBufferStats*)
   return rows;
 }
 
+const std::vector<Field<PrefillAlignmentStats>>& fields_of(const PrefillAlignmentStats*) {
+  using S = PrefillAlignmentStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("type", &S::type, "policy that holds prompts back")
+          .add("steps_held", &S::steps_held, "steps without prompts that ranks could have computed")
+          .add("share_of_steps", &S::share_of_steps, "of all steps", "share of steps")
+          .add("tokens_held", &S::tokens_held,
+               "prompt tokens that these steps could have computed, counted in each", "tokens")
+          .add("mean_wait_ms", &S::mean_wait_ms,
+               "time that prompts were held, over all requests that arrived", "ms", less);
+  return rows;
+}
+
 const std::vector<Field<TrafficStats>>& fields_of(const TrafficStats*) {
   using S = TrafficStats;
   static const std::vector<Field<S>> rows =
@@ -1040,6 +1054,8 @@ const std::vector<Field<PoolStats>>& fields_of(const PoolStats*) {
           .add("experts", &S::experts, "what the MoE layers did")
           .add("expert_memory", &S::expert_memory, "where experts were found")
           .add("expert_buffers", &S::expert_buffers, "room for tokens on their way to experts")
+          .add_if_any("prefill_alignment", &S::prefill_alignment,
+                      "prompts that ranks held back to prefill together")
           .add("communication", &S::communication, "what went over links")
           .add("breakdown", &S::breakdown, "where the time of steps goes")
           .add_if_any("afd", &S::afd, "attention and experts on GPUs of their own")

@@ -255,6 +255,15 @@ struct ExpertMemoryStats {
   std::optional<ExpertTransferStats> transfers;  ///< none: every expert is resident
 };
 
+/// Prompts that ranks held back to prefill together.
+struct PrefillAlignmentStats {
+  std::string type;
+  std::int64_t steps_held = 0;
+  double share_of_steps = 0;
+  std::int64_t tokens_held = 0;
+  double mean_wait_ms = 0;
+};
+
 struct ExpertBufferStats {
   std::int32_t tokens_per_rank = 0;
   std::int64_t steps_cut = 0, rank_steps_cut = 0;
@@ -390,6 +399,7 @@ struct PoolStats {
   ExpertStats experts;
   ExpertMemoryStats expert_memory;
   ExpertBufferStats expert_buffers;
+  std::optional<PrefillAlignmentStats> prefill_alignment;  ///< where a config has one
   CommunicationStats communication;
   BreakdownStats breakdown;
   std::optional<AfdStats> afd;

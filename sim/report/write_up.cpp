@@ -975,6 +975,19 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
           .attainment = attainment_along(e, {totals.begin, totals.end}, requests)};
 }
 
+std::optional<PrefillAlignmentStats> prefill_alignment_of(const Deployment& e,
+                                                          const Totals& totals) {
+  if (e.prefill_alignment.type == "none") return std::nullopt;
+  std::int64_t steps = 0;
+  for (const StepTotals& kind : totals.by_kind) steps += kind.steps;
+  return PrefillAlignmentStats{
+      .type = e.prefill_alignment.type,
+      .steps_held = totals.steps_held,
+      .share_of_steps = ratio(double(totals.steps_held), double(steps)),
+      .tokens_held = totals.tokens_held,
+      .mean_wait_ms = 1e3 * ratio(totals.prompt_seconds_held, double(totals.arrived))};
+}
+
 PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
   const Deployment& e = pool.deployment;
   const Measurement& measurement = pool.measurement;
@@ -983,6 +996,7 @@ PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
   stats.experts = experts_of(e, totals, measurement);
   stats.expert_memory = expert_memory_of(e, totals.expert_memory);
   stats.expert_buffers = {e.buffer_tokens, totals.cut_steps, totals.cut_rank_steps};
+  stats.prefill_alignment = prefill_alignment_of(e, totals);
   stats.communication = communication_of(totals);
   stats.breakdown = breakdown_of(totals);
   if (e.parallel.afd()) stats.afd = afd_of(e, totals);

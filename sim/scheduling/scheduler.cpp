@@ -109,6 +109,7 @@ void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover& lef
     const bool parks = left.kv.parks(hit);
     const auto cached = static_cast<std::int32_t>(hit.all()) * rank.layout.block_tokens;
     sequence.computed = std::max(sequence.computed, cached);
+    if (rank.prompts != PromptWork::all && !parks && sequence.need() > 1) break;
     std::int32_t tokens = parks ? 0 : std::min(sequence.need(), left.budget);
     if (limits.long_prefill_token_threshold > 0) {
       tokens = std::min(tokens, limits.long_prefill_token_threshold);

@@ -43,6 +43,13 @@ struct QueueView {
   Seconds between_seats{};
 };
 
+/// What a step may do of prompts.
+enum class PromptWork {
+  all,
+  under_way,  ///< chunks of those that have begun
+  none        ///< nothing but the last token of one that is cached but for that
+};
+
 /// One data-parallel rank between two steps.
 struct RankView {
   std::span<const Sequence> running;  ///< in order of admission, or as the scheduler puts them
@@ -57,6 +64,7 @@ struct RankView {
   const KvCache* cache = nullptr;
   /// Whether it is known that every running sequence needs one token.
   bool needs_one_each = false;
+  PromptWork prompts = PromptWork::all;
 };
 
 /// Which of a rank's sequences compute how many tokens in the next step.
@@ -198,7 +206,7 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
   plan.running_tokens.assign(end, 0);
   for (std::size_t i = 0; i < end && left.budget > 0; ++i) {
     const Sequence& sequence = rank.running[i];
-    if (!takes(sequence)) continue;
+    if (!takes(sequence) || (rank.prompts == PromptWork::none && !sequence.decoding())) continue;
     std::int32_t tokens = std::min(sequence.need(), left.budget);
     if (limits.long_prefill_token_threshold > 0) {
       tokens = std::min(tokens, limits.long_prefill_token_threshold);

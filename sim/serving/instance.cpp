@@ -21,7 +21,9 @@ Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requ
       number_(links.number),
       below_(std::move(links.below)),
       speculation_(deployment, number_),
-      layout_(deployment) {
+      layout_(deployment),
+      alignment_(deployment.prefill_alignment.policy ? deployment.prefill_alignment.policy()
+                                                     : nullptr) {
   if (sampler_ == nullptr) models_.emplace(deployment);
   for (int r = 0; r < deployment.parallel.dp; ++r)
     ranks_.push_back(
@@ -283,7 +285,8 @@ void Instance::plan_rank(Rank& rank, Turn turn) {
                 deployment_.buffer_tokens,
                 price_,
                 cache,
-                rank.steady};
+                rank.steady,
+                rank.prompts};
   scheduler.plan(view, turn, rank.plan);
   // One that runs gives up its own blocks only where loads hold the others.
   const auto stuck = [&] {
@@ -323,31 +326,62 @@ bool Instance::plan_turn(Turn turn) {
   return any;
 }
 
-// Whether requests that have come should wait a step more, so that others go with them.
-bool Instance::should_hold_back() const {
-  const ApiServer& server = deployment_.api_server;
-  const auto has_new = [](const Rank& rank) { return rank.queue.has_new(); };
-  const bool balanced = server.enable_balance && std::ranges::all_of(ranks_, has_new);
-  return std::ranges::any_of(ranks_, has_new) && !balanced &&
-         held_back_ < server.batch_wait_timeout_iters;
-}
-
 // Looks for new requests if it is time to, or if there is nothing else to do.
 void Instance::receive() {
   const ApiServer& server = deployment_.api_server;
-  if (server.receive_interval == 1 && server.admission_steps == 0 &&
-      server.batch_wait_timeout_iters == 0)
-    return;
+  if (server.receive_interval == 1 && server.admission_steps == 0) return;
   const bool idle = std::ranges::all_of(ranks_, [](const Rank& r) { return r.running.empty(); });
-  const bool due = !idle && decodes_since_received_ >= server.receive_interval;
-  const bool holds_back = due && should_hold_back();
-  if (idle || due) held_back_ = holds_back ? held_back_ + 1 : 0;
-  const bool looks = idle || (due && !holds_back);
+  const bool looks = idle || decodes_since_received_ >= server.receive_interval;
   if (looks) decodes_since_received_ = 0;
   const auto steps = static_cast<std::size_t>(idle ? 0 : server.admission_steps);
   for (Rank& rank : ranks_) rank.queue.pass_step(looks, steps);
 }
 
+// What the plan of a rank does of prompts.
+RankPrompts Instance::prompts_of(Rank& rank) {
+  RankPrompts prompts{.up = !rank.down, .preempts = rank.plan.preempted > 0};
+  if (rank.down) return prompts;
+  const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;
+  for (std::size_t i = 0; i < rank.running.size(); ++i) {
+    if (rank.plan.one_each || rank.running[i].decoding()) {
+      ++prompts.decoding;
+    } else if (i < tokens.size() && tokens[i] > 0) {
+      ++prompts.under_way;
+      prompts.tokens += tokens[i];
+    }
+  }
+  for (const std::int32_t admitted : rank.plan.admitted_tokens) {
+    if (admitted > 1) ++prompts.admits, prompts.tokens += admitted;
+  }
+  prompts.left =
+      static_cast<std::int32_t>(show_waiting(rank).size() - rank.plan.admitted_tokens.size());
+  const auto blocks = static_cast<double>(std::max<std::int64_t>(rank.kv.blocks(), 1));
+  prompts.kv_usage = 1 - static_cast<double>(rank.kv.free_blocks()) / blocks;
+  return prompts;
+}
+
+// What all plans do of prompts, which prompts_ then says of each.
+HeldPrompts Instance::planned_prompts() {
+  HeldPrompts all;
+  prompts_.clear();
+  for (Rank& rank : ranks_) {
+    prompts_.push_back(prompts_of(rank));
+    all.prompts += prompts_.back().admits + prompts_.back().under_way;
+    all.tokens += prompts_.back().tokens;
+  }
+  return all;
+}
+
+void Instance::allow(std::span<const PromptWork> prompts) {
+  for (std::size_t r = 0; r < ranks_.size(); ++r) ranks_[r].prompts = prompts[r];
+}
+
+bool Instance::plan_turns() {
+  if (!deployment_.scheduler->separates_phases()) return plan_turn(Turn::any);
+  return plan_turn(Turn::prefill) || plan_turn(Turn::decode);
+}
+
+// Plans a step without the prompts that are held back; with them if nothing else is left to do.
 bool Instance::plan_step() {
   receive();
   if (deployment_.scheduler->reorders()) {
@@ -356,8 +390,26 @@ bool Instance::plan_step() {
       for (const Sequence& sequence : rank.running) ++running_of_topic_[sequence.topic];
     }
   }
-  if (!deployment_.scheduler->separates_phases()) return plan_turn(Turn::any);
-  return plan_turn(Turn::prefill) || plan_turn(Turn::decode);
+  held_ = {};
+  if (!alignment_) return plan_turns();
+  allowed_.assign(ranks_.size(), PromptWork::all);
+  allow(allowed_);
+  const bool any = plan_turns();
+  const HeldPrompts wanted = planned_prompts();
+  const Scheduler& scheduler = *deployment_.scheduler;
+  alignment_->align(
+      {planned_at_, prompts_, scheduler.max_num_batched_tokens(), scheduler.max_num_seqs()},
+      allowed_);
+  if (wanted.prompts == 0 || std::ranges::count(allowed_, PromptWork::all) == std::ssize(allowed_))
+    return any;
+  allow(allowed_);
+  if (!plan_turns()) {
+    allow(std::vector<PromptWork>(ranks_.size(), PromptWork::all));
+    return plan_turns();
+  }
+  const HeldPrompts done = planned_prompts();
+  held_ = {wanted.prompts - done.prompts, wanted.tokens - done.tokens};
+  return true;
 }
 
 // Adds a sequence's next tokens to the step: attention work and trace rows. This and what ends a
@@ -504,6 +556,16 @@ void Instance::pad_to_graph() {
   }
 }
 
+// In a step with prompts made-up ones stand for the tokens that a rank has less than another.
+void Instance::pad_to_longest() {
+  if (summary_.kind == StepKind::decode) return;
+  std::int32_t longest = 0;
+  for (const RankStep& rank : batch_.ranks) longest = std::max(longest, rank.tokens);
+  for (RankStep& rank : batch_.ranks) {
+    if (rank.tokens > 0) rank.padding = longest - rank.tokens;
+  }
+}
+
 // Tokens that were generated before each single token of the step, in its order.
 std::span<const std::int32_t> Instance::decode_places() {
   if (!decode_places_.empty()) return decode_places_;
@@ -601,8 +663,10 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   }
   if (!below_.empty()) batch_.start = summary_.start = move_blocks(now);
   summary_.kv_blocks_used = used_blocks();
+  summary_.held = held_;
   classify_step();
   pad_to_graph();
+  if (deployment_.prefill_alignment.pads) pad_to_longest();
   if (shares_host_link()) share_host_links(now);
   price_step(now);
   move_experts();

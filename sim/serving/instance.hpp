@@ -9,6 +9,7 @@
 
 #include "sim/experiment/deployment.hpp"
 #include "sim/kv_cache/kv_cache.hpp"
+#include "sim/prefill_alignment/prefill_alignment.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/requests/requests.hpp"
 #include "sim/scheduling/scheduler.hpp"
@@ -139,6 +140,7 @@ class Instance {
     std::int32_t steps_left = 0;
     // Whether the plan would hold more tokens if the expert buffers did.
     bool cut_by_buffers = false;
+    PromptWork prompts = PromptWork::all;
     // Whether a request on this rank was abandoned.
     bool abandoned = false;
     bool down = false;
@@ -153,8 +155,11 @@ class Instance {
   void order_running(Rank& rank) const;
   void order_waiting(Rank& rank) const;
   void receive();
-  bool should_hold_back() const;
+  RankPrompts prompts_of(Rank& rank);
+  HeldPrompts planned_prompts();
   bool plan_step();
+  bool plan_turns();
+  void allow(std::span<const PromptWork> prompts);
   bool plan_turn(Turn turn);
   void admit(Rank& rank, Sequence& sequence);
   void plan_rank(Rank& rank, Turn turn);
@@ -176,6 +181,7 @@ class Instance {
   void compute_one_each(Rank& rank, std::int32_t index);
   void classify_step();
   void pad_to_graph();
+  void pad_to_longest();
   std::span<const std::int32_t> decode_places();
   void take_two_terms();
   void price_step(Time now);
@@ -221,7 +227,11 @@ class Instance {
   std::vector<Milestone> milestones_;
   std::vector<TokenGap> gaps_;
   ExpertLayout layout_;
-  std::int32_t decodes_since_received_ = 0, held_back_ = 0;
+  std::unique_ptr<PrefillAlignment> alignment_;  // or none
+  std::vector<RankPrompts> prompts_;             // of each rank, for it
+  std::vector<PromptWork> allowed_;
+  HeldPrompts held_;
+  std::int32_t decodes_since_received_ = 0;
   Time busy_until_{};
   bool stepping_ = false;
   bool open_ = true;

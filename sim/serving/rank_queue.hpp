@@ -60,8 +60,6 @@ class RankQueue {
   /// A step passes. The engine `looks` for new requests, or not; it schedules those that it knew
   /// of so many steps ago.
   void pass_step(bool looks, std::size_t steps);
-  /// Whether requests have come that the engine does not know of.
-  bool has_new() const { return arrived_ > last_known(); }
 
   /// The first ones, as many as a step has seats for, of those that the engine knows. Good until
   /// the queue changes.

@@ -17,6 +17,12 @@ namespace moesim {
 enum class StepKind { prefill, decode, mixed };
 inline constexpr std::array<std::string_view, 3> step_kind_names{"prefill", "decode", "mixed"};
 
+/// Prompts that a step could have computed tokens of, and that were held back.
+struct HeldPrompts {
+  std::int32_t prompts = 0;
+  std::int64_t tokens = 0;
+};
+
 /// What a step held and did to the KV cache.
 struct StepSummary {
   StepKind kind = StepKind::decode;  ///< what it held
@@ -36,6 +42,7 @@ struct StepSummary {
   std::int64_t prefix_loaded = 0;
   /// Tokens of `prefix_loaded` that no nearer tier had.
   OfLowerTiers<std::int64_t> prefix_of_lower{};
+  HeldPrompts held{};
   /// Ranks that run fewer tokens because expert buffers are full.
   std::int32_t cut_ranks = 0;
   /// KV blocks held over all ranks while the step runs.

@@ -357,12 +357,13 @@ TEST_CASE("requests wait for others to go together, no longer than they are told
                {"requests", 80}}},
              {"parallel", {{"dp", dp}, {"tp", 4 / dp}}},
              {"placement", {{"type", "linear"}, {"replication", 1}}},
-             {"api_server", server}};
+             {"prefill_alignment", server}};
     return serve(load_tiny(set)).document()["metrics"]["mean_ttft_ms"].get<double>();
   };
-  const Json none = Json::object(), five{{"batch_wait_timeout_iters", 5}},
-             fifty{{"batch_wait_timeout_iters", 50}},
-             balanced{{"batch_wait_timeout_iters", 50}, {"enable_balance", true}};
+  constexpr const char* balance = "trtllm_balance";
+  const Json none{{"type", "none"}}, five{{"type", balance}, {"batch_wait_timeout_iters", 5}},
+      fifty{{"type", balance}, {"batch_wait_timeout_iters", 50}},
+      balanced{{"type", balance}, {"batch_wait_timeout_iters", 50}, {"enable_balance", true}};
   CHECK(waits(4, five, 1) > waits(4, none, 1));
   CHECK(waits(4, fifty, 1) > waits(4, five, 1));
   // Every rank has a request as soon as the only one has, and where none runs nothing waits.

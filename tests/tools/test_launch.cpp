@@ -44,6 +44,7 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--eplb-config",
                                               "--max-num-seqs",
                                               "--max-num-batched-tokens",
+                                              "--prefill-schedule-interval",
                                               "--scheduling-policy",
                                               "--max-model-len",
                                               "--gpu-memory-utilization",
@@ -97,6 +98,12 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--max-running-requests",
                                               "--chunked-prefill-size",
                                               "--enable-mixed-chunk",
+                                              "--enable-prefill-delayer",
+                                              "--prefill-delayer-max-delay-passes",
+                                              "--prefill-delayer-token-usage-low-watermark",
+                                              "--prefill-delayer-queue-min-ratio",
+                                              "--prefill-delayer-max-delay-ms",
+                                              "--prefill-decode-interval",
                                               "--enable-priority-scheduling",
                                               "--schedule-low-priority-values-first",
                                               "--context-length",
@@ -153,7 +160,8 @@ const std::map<std::string, Words> flags_of{{"vllm",
 const Words trtllm_options{"enable_attention_dp",      "enable_chunked_prefill",
                            "kv_cache_config",          "moe_config",
                            "scheduler_config",         "speculative_config",
-                           "cache_transceiver_config", "disable_overlap_scheduler"};
+                           "cache_transceiver_config", "disable_overlap_scheduler",
+                           "attention_dp_config",      "batch_wait_timeout_iters"};
 
 const Json base = Json::parse(R"({"model": "glm_4_5_air", "cluster": "h200x16", "instances": 2,
     "parallel": {"dp": 4, "tp": 2, "ep": 8},
@@ -197,6 +205,19 @@ Json shared_prompts() {
 
 std::vector<Json> deployments() {
   return {
+      with({{"prefill_alignment", {{"type", "vllm_interval"}, {"prefill_schedule_interval", 4}}}}),
+      with({{"prefill_alignment",
+             {{"type", "sglang_delayer"},
+              {"max_delay_passes", 20},
+              {"token_usage_low_watermark", .3},
+              {"queue_min_ratio", .5},
+              {"max_delay", "350 ms"},
+              {"prefill_decode_interval", 8}}}}),
+      with({{"prefill_alignment",
+             {{"type", "trtllm_balance"},
+              {"batch_wait_timeout_iters", 60},
+              {"enable_balance", true}}}}),
+      with({{"prefill_alignment", {{"type", "trtllm_balance"}, {"batch_wait_timeout_iters", 20}}}}),
       shared_prompts(),
       with({{"speculative", speculative}, {"overlap", "two_batch"}, {"model", "glm_4_5_air"}}),
       with({{"engine", {{"name", "sglang"}}},
@@ -300,6 +321,28 @@ TEST_CASE("the options of TensorRT-LLM are keys that it has") {
     }
   }
   CHECK(printed == trtllm_options);
+}
+
+TEST_CASE("prompts that are held back: the engine's own flags, or a note") {
+  const auto aligned = [](const Json& alignment) {
+    return with({{"prefill_alignment", alignment}});
+  };
+  const Json interval = aligned({{"type", "vllm_interval"}, {"prefill_schedule_interval", 4}});
+  CHECK_THAT(launch("vllm", interval), Contains("--prefill-schedule-interval 4"));
+  CHECK_THAT(launch("sglang", interval), Contains("/prefill_alignment: \"vllm_interval\""));
+  const Json delayer =
+      aligned({{"type", "sglang_delayer"}, {"queue_min_ratio", .5}, {"max_delay", "350 ms"}});
+  CHECK_THAT(launch("sglang", delayer), Contains("--enable-prefill-delayer") &&
+                                            Contains("--prefill-delayer-queue-min-ratio 0.5") &&
+                                            Contains("--prefill-delayer-max-delay-ms 350") &&
+                                            !Contains("--prefill-decode-interval"));
+  const Json rounds = aligned({{"type", "sglang_decode_interval"}, {"prefill_decode_interval", 8}});
+  CHECK_THAT(launch("sglang", rounds), Contains("--prefill-decode-interval 8"));
+  const Json balance = aligned(
+      {{"type", "trtllm_balance"}, {"batch_wait_timeout_iters", 60}, {"enable_balance", true}});
+  CHECK_THAT(launch("trtllm", balance),
+             Contains("attention_dp_config: {enable_balance: true, timeout_iters: 60}"));
+  CHECK_THAT(launch("vllm", balance), Contains("/prefill_alignment: \"trtllm_balance\""));
 }
 
 TEST_CASE("a benchmark draws the lengths that were simulated") {

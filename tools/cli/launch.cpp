@@ -88,6 +88,8 @@ Server server_of(const PoolSpec& pool, const std::string& role) {
           .keeps_all = pool.kv_cache.keeps_all,
           .gpu_memory_utilization = pool.kv_cache.gpu_memory_utilization,
           .free_gpu_memory_fraction = pool.kv_cache.free_gpu_memory_fraction,
+          .prefill_alignment = pool.prefill_alignment.type,
+          .alignment_options = pool.prefill_alignment.options,
           .scheduling = pool.names.scheduling,
           .prefill_dispatch = pool.names.prefill_dispatch,
           .decode_dispatch = pool.names.decode_dispatch,

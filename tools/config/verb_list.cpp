@@ -15,6 +15,7 @@
 #include "sim/kv_tiers/kv_tiers.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/pool_roles/pool_roles.hpp"
+#include "sim/prefill_alignment/prefill_alignment.hpp"
 #include "sim/rebalancing/rebalancer.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/scheduling/scheduler.hpp"
@@ -101,6 +102,7 @@ std::vector<Kind> all_kinds() {
           kind_of(dispatches()),
           kind_of(rebalancers()),
           kind_of(pool_roles()),
+          kind_of(prefill_alignments()),
           kind_of(capacity_rules()),
           kind_of(expert_memories()),
           kind_of(prefetches()),

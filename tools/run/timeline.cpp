@@ -217,9 +217,12 @@ void Timeline::step_ended(const StepRecord& record, Time now) {
   const Lane steps = steps_lane_of(record.instance);
   span(step_kind_names[at(step.kind)], steps, step.start, now,
        fmt::format(R"(,"args":{{"rule":"{}","prefill_tokens":{},"decode_tokens":{},)"
-                   R"("dummy_ranks":{},"preemptions":{}}})",
+                   R"("dummy_ranks":{},"preemptions":{}{}}})",
                    step_kind_names[at(step.rule)], step.prefill_tokens, step.decode_tokens,
-                   step.dummy_ranks, step.preemptions));
+                   step.dummy_ranks, step.preemptions,
+                   step.held.prompts == 0 ? ""
+                                          : fmt::format(R"(,"held_prompts":{},"held_tokens":{})",
+                                                        step.held.prompts, step.held.tokens)));
   write(of_group("KV blocks", group), 'C', steps,
         fmt::format(R"("ts":{},"args":{{"used":{}}})", us(step.start), step.kv_blocks_used));
   StepCost cost = record.cost;

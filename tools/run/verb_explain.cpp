@@ -508,6 +508,16 @@ std::string bounds_of(const ExplainedStep& step) {
   return text;
 }
 
+// Which steps have prompts at all, where some are held back.
+std::string alignment_text(const Deployment& e) {
+  if (e.prefill_alignment.type == "none") return "";
+  return wrapped(
+             fmt::format("some steps hold prompts back: {}; `moesim run` says how many, and how "
+                         "long prompts wait",
+                         e.prefill_alignment.options.dump())) +
+         "\n";
+}
+
 // " of 189 decodes and 8192 prompt tokens a rank".
 std::string content_text(const ExplainedStep& step, const ServedModel& e) {
   std::string text;
@@ -599,7 +609,7 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
       to_text(active_experts(step, e), e.model) + hidden_text(step.cost) +
           afd_text(step.cost, e.parallel),
       balances, table.text(), held_up_text(held_up(step, e)),
-      (notes.empty() ? notes : "\n" + notes) + tiers_text(e));
+      (notes.empty() ? notes : "\n" + notes) + tiers_text(e) + alignment_text(e));
 }
 
 int explain_steps(const ExplainOptions& options) {

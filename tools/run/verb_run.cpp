@@ -45,9 +45,16 @@ struct RunOptions {
 
 std::string percent(double value) { return fmt::format("{:.1f} %", value * 100); }
 
-// What moved and what stopped, when anything did.
+// What was held back, what moved and what stopped, when anything did.
 std::string events_of(const PoolStats& pool) {
   std::string text;
+  if (const auto& held = pool.prefill_alignment) {
+    text +=
+        wrapped(fmt::format("{}: prompts held back in {:.1f} % of the steps, {:.1f} ms for each "
+                            "request in the mean",
+                            held->type, 100 * held->share_of_steps, held->mean_wait_ms)) +
+        "\n";
+  }
   const RebalancingLog& moved = pool.rebalancing;
   if (moved.plans > 0) {
     text += wrapped(fmt::format("rebalanced {} times: {} layers, {:.1f} GB; engine stopped for "

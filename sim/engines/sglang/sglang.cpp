@@ -80,6 +80,20 @@ constexpr std::string_view parallel = "srt/arg_groups, fields/parallel@0481724, 
 constexpr std::string_view schedule = "srt/arg_groups, schedule@144437f, November 2026";
 constexpr std::string_view disagg = "srt/arg_groups, disagg@f489bf9, November 2026";
 
+constexpr std::string_view delayer = "sglang#23189 and #32880, July 2026";
+
+// Of the trigger that goes by requests that wait.
+FlagValue max_delay_ms(const Server& s) {
+  if (!alignment_option(s, "sglang_delayer", "queue_min_ratio")) return std::nullopt;
+  const auto delay = s.alignment_options.value("max_delay", std::string("5 s"));
+  return value_of(parse_quantity<Seconds>(delay).count() * 1e3);
+}
+
+FlagValue prefill_decode_interval(const Server& s) {
+  const auto own = alignment_option(s, "sglang_decode_interval", "prefill_decode_interval");
+  return own ? own : alignment_option(s, "sglang_delayer", "prefill_decode_interval");
+}
+
 constexpr Flag flags[] = {
     {"--host 0.0.0.0 --port", [](const Server& s) { return value_of(s.port()); }, schedule},
     // That of the experts; attention ranks divide it.
@@ -124,6 +138,21 @@ constexpr Flag flags[] = {
     {"--chunked-prefill-size",
      [](const Server& s) { return value_of(s.max_num_batched_tokens * s.parallel.dp); }, schedule},
     {"--enable-mixed-chunk", [](const Server& s) { return alone_if(mixes_chunks(s)); }, schedule},
+    {"--enable-prefill-delayer",
+     [](const Server& s) { return alone_if(s.prefill_alignment == "sglang_delayer"); }, delayer},
+    {"--prefill-delayer-max-delay-passes",
+     [](const Server& s) { return alignment_option(s, "sglang_delayer", "max_delay_passes"); },
+     delayer},
+    {"--prefill-delayer-token-usage-low-watermark",
+     [](const Server& s) {
+       return alignment_option(s, "sglang_delayer", "token_usage_low_watermark");
+     },
+     delayer},
+    {"--prefill-delayer-queue-min-ratio",
+     [](const Server& s) { return alignment_option(s, "sglang_delayer", "queue_min_ratio"); },
+     delayer},
+    {"--prefill-delayer-max-delay-ms", max_delay_ms, delayer},
+    {"--prefill-decode-interval", prefill_decode_interval, "sglang#35017, August 2026"},
     // Otherwise its higher values come first.
     {"--enable-priority-scheduling --schedule-low-priority-values-first",
      [](const Server& s) { return alone_if(s.scheduling == "priority"); },
@@ -184,6 +213,7 @@ Notes notes_of(const Server& s) {
   note_two_batches(s, !deepep_mode(s).empty(), notes);
   note_waterfill(s, !deepep_mode(s).empty(), notes);
   note_capacity(s, notes);
+  note_alignment(s, {"sglang_delayer", "sglang_decode_interval"}, notes);
   if (!has_own_share(s))
     notes.push_back(
         "/kv_cache/gpu_memory_utilization: SGLang's --mem-fraction-static counts "

@@ -58,6 +58,13 @@ OptionsFile options(const Server& s) {
   }
   add(s.drafts_itself, "speculative_config",
       fmt::format("{{decoding_type: MTP, max_draft_len: {}}}", s.drafts));
+  if (const auto steps = alignment_option(s, "trtllm_balance", "batch_wait_timeout_iters")) {
+    const bool balances =
+        alignment_option(s, "trtllm_balance", "enable_balance").value_or("") == "true";
+    add(balances, "attention_dp_config",
+        fmt::format("{{enable_balance: true, timeout_iters: {}}}", *steps));
+    add(!balances, "batch_wait_timeout_iters", *steps);
+  }
   add(s.evicts, "scheduler_config", "{capacity_scheduler_policy: MAX_UTILIZATION}");
   add(!s.role.empty(), "cache_transceiver_config", "{backend: DEFAULT}");
   add(s.role == "prefill", "disable_overlap_scheduler", "true");
@@ -124,6 +131,7 @@ Notes notes_of(const Server& s) {
         "kv_cache_config has the windows of all layers as max_attention_window");
   if (balances(s)) note_balancer(s, "of one layer in each step", notes);
   note_waterfill(s, false, notes);
+  note_alignment(s, {"trtllm_balance"}, notes);
   if (!s.free_gpu_memory_fraction)
     notes.push_back(
         "/kv_cache/gpu_memory_utilization: TensorRT-LLM's fraction is of the memory "

@@ -114,6 +114,11 @@ constexpr Flag flags[] = {
     {"--max-num-seqs", [](const Server& s) { return value_of(s.max_num_seqs); }, arguments},
     {"--max-num-batched-tokens",
      [](const Server& s) { return value_of(backend_of(s).most_tokens); }, arguments},
+    {"--prefill-schedule-interval",
+     [](const Server& s) {
+       return alignment_option(s, "vllm_interval", "prefill_schedule_interval");
+     },
+     "vllm/config/scheduler.py, vllm#44558, June 2026"},
     {"--scheduling-policy",
      [](const Server& s) { return value_if(s.scheduling == "priority", "priority"); }, arguments},
     {"--max-model-len",
@@ -195,6 +200,7 @@ Notes notes_of(const Server& s) {
   note_two_batches(s, backend_of(s).deep_ep, notes);
   note_waterfill(s, false, notes);
   note_capacity(s, notes);
+  note_alignment(s, {"vllm_interval"}, notes);
   if (s.scheduling == "prefill_first")
     notes.push_back("/scheduling: \"prefill_first\"; vLLM mixes prompt chunks with decodes");
   if (!has_own_share(s))
