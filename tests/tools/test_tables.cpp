@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "hardware/fabric.hpp"
 #include "hardware/kernels/attention.hpp"
 #include "hardware/kernels/cached_context.hpp"
@@ -518,7 +519,7 @@ TEST_CASE("caches that nothing can have read are priced by another engine's, sma
   std::ifstream said(folder.path() / "made/left_out.csv");
   std::string line;
   std::getline(said, line);
-  CHECK(line == "profile,table,kind,rows,impossible,host_bound,kept");
+  CHECK(line == "profile,table,kind,rows,impossible,host_bound,cut,bytes,order,kept");
   std::getline(said, line);
   CHECK(line.starts_with("trtllm-1.0,attention_decode,bfloat16 bfloat16 from HBM,"));
   CHECK(line.ends_with(",none"));
@@ -538,6 +539,95 @@ TEST_CASE("caches that nothing can have read are priced by another engine's, sma
   call.batch = 2;
   CHECK_FALSE(reads_from_hbm(bytes_of(call), h100));
   CHECK(asked.tables->time(ask(call, asked))->time.count() > 0);
+}
+
+namespace {
+
+// Balanced rows of a layer of 128 experts, four of a token, by precision and EP size: 20 us and the
+// weights of active experts at 2 TB/s, times `share`.
+struct MadeExperts {
+  std::string precision, kernel;
+  double weight = 2;  // bytes
+  double share = 1;   // of the time
+  bool ignores_ep = false;
+};
+
+void write_experts(const std::filesystem::path& folder, const std::vector<MadeExperts>& kernels) {
+  std::filesystem::create_directories(folder);
+  std::ofstream out(folder / "experts.csv");
+  out << "precision,kernel,hidden,width,top_k,experts,tp,ep,tokens,distribution,us\n";
+  for (const MadeExperts& made : kernels) {
+    for (const int ep : {1, 8}) {
+      for (int tokens = 1; tokens <= 4096; tokens *= 2) {
+        const double all = std::min(128, 4 * tokens);
+        const double active = made.ignores_ep ? all : std::max(1.0, all / ep);
+        const double us = made.share * (20 + active * 3 * 2880 * 2880 * made.weight / 2e6) + tokens;
+        out << fmt::format("{},{},2880,2880,4,128,1,{},{},balanced,{}\n", made.precision,
+                           made.kernel, ep, tokens, us);
+      }
+    }
+  }
+}
+
+const CalibratedTable::Kind& kind_of(const std::vector<CalibratedTable>& tables,
+                                     const std::string& precision) {
+  return tables.at(0).kinds.at(precision);
+}
+
+}  // namespace
+
+TEST_CASE("cut layers that take as long as whole ones are left out, the whole ones stay") {
+  const TemporaryFolder folder;
+  write_experts(folder.path() / "raw/vllm-1.0",
+                {{"bfloat16", "sane"}, {"w4a16_mxfp4", "as_if_whole", .5, 1, true}});
+  const auto tables = calibrate_tables(folder.path() / "raw", gpu("h200"), folder.path() / "made");
+  CHECK(kind_of(tables, "bfloat16").left_out() == 0);
+  CHECK(kind_of(tables, "w4a16_mxfp4").unlawful[at(TableLaw::cut)] == 13);
+  CHECK(kind_of(tables, "w4a16_mxfp4").left_out() == 13);
+}
+
+TEST_CASE("kernels that take longer for four bits than for sixteen are left out whole") {
+  const TemporaryFolder folder;
+  write_experts(
+      folder.path() / "raw/vllm-1.0",
+      {{"bfloat16", "sane"}, {"int4_wo", "slow", .5, 6}, {"fp8_block", "no_gain", 1, 2.2}});
+  const auto tables = calibrate_tables(folder.path() / "raw", gpu("h200"), folder.path() / "made");
+  CHECK(kind_of(tables, "int4_wo").unlawful[at(TableLaw::bytes)] ==
+        kind_of(tables, "int4_wo").rows);
+  CHECK(kind_of(tables, "fp8_block").left_out() == 0);
+}
+
+TEST_CASE("a row that takes twice as long as rows with more work is left out alone") {
+  const TemporaryFolder folder;
+  write_experts(folder.path() / "raw/vllm-1.0", {{"bfloat16", "sane"}});
+  std::ofstream(folder.path() / "raw/vllm-1.0/experts.csv", std::ios::app)
+      << "bfloat16,sane,2880,2880,4,128,1,1,48,balanced,20000\n";
+  const auto tables = calibrate_tables(folder.path() / "raw", gpu("h200"), folder.path() / "made");
+  CHECK(kind_of(tables, "bfloat16").unlawful[at(TableLaw::order)] == 1);
+  CHECK(tables.at(0).kept == tables.at(0).rows - 1);
+}
+
+TEST_CASE("no row of the shipped expert tables breaks the laws of cut layers and of order") {
+  for (const char* name :
+       {"a100_80g", "h100", "h200", "b200", "b300", "gb200", "gb300", "l40s", "rtx_pro_6000"}) {
+    const GpuSpec spec = gpu(name);
+    for (const Profile& profile : spec.profiles) {
+      for (const MeasuredTable* table : measured_tables()) {
+        const auto file = profile.folder / (std::string(table->name) + ".csv.gz");
+        if (!std::filesystem::exists(file)) continue;
+        std::vector<LawRow> rows;
+        read_table(file, [&](const TableRow& row) {
+          rows.push_back(
+              {samples_of(*table, row, spec, profile.engine).front(), ranks_of_layer(row)});
+        });
+        const BrokenLaws broken = broken_laws(*table, rows);
+        for (const TableLaw law : {TableLaw::cut, TableLaw::order}) {
+          CAPTURE(file.string(), table_law_names[at(law)], rows.size());
+          CHECK(broken[at(law)].empty());
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("no row of the shipped tables is faster than HBM and tensor cores allow") {
@@ -571,7 +661,7 @@ TEST_CASE("no attention is faster than HBM and tensor cores allow, whosever kern
   const auto octaves = [&](double top) { return std::round(std::exp2(top * rng.uniform())); };
   for (const char* name : {"a100_80g", "h100", "h200", "b200"}) {
     for (const char* engine : {"vllm", "sglang", "trtllm"}) {
-      const GpuSpec spec = with_engine(gpu(name), {engine, ""}, {{"engines", "any"}});
+      const GpuSpec spec = with_engine(gpu(name), {engine, ""});
       for (int i = 0; i < 40; ++i) {
         CAPTURE(name, engine, i);
         const double batch = octaves(9), context = octaves(17);

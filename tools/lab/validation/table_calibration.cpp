@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <ranges>
 #include <set>
 
 #include <fmt/format.h>
@@ -27,6 +28,7 @@ struct MeasuredRow {
   std::string model;             // where the table names models
   double order = 0;              // where it stands in a fixed shuffle
   std::vector<KeptColumn> kept;  // instead of the fields of these names, or beside the fields
+  double cut = 1;                // ranks that the layer is cut over
 };
 
 struct ImportedTable {
@@ -50,7 +52,8 @@ double quantile(const Values& sorted, double share) {
 /// The time below which rows of one kernel tell of the host's launches alone; 0: none does.
 double host_bound_below(std::vector<const MeasuredRow*> rows) {
   constexpr std::size_t few = 50;
-  constexpr double flat = 1.25, above_work = 8, range = 4;
+  // The host's own times vary by half and more: what takes twice the shortest is not bound by it.
+  constexpr double flat = 2, above_work = 8, range = 4;
   if (rows.size() < few) return 0;
   const auto time = [](const MeasuredRow* row) { return row->samples.front().us; };
   const auto rough = [](const MeasuredRow* row) { return row->samples.front().place.rough_us; };
@@ -65,7 +68,7 @@ double host_bound_below(std::vector<const MeasuredRow*> rows) {
 }
 
 /// Leaves out what nothing can be predicted by, see calibrate_tables().
-void sift(ImportedTable& imported) {
+void sift(const MeasuredTable& table, ImportedTable& imported) {
   std::size_t doubtful = 0;
   for (const auto& [name, kind] : imported.kinds) doubtful += kind.is_credible() ? 0 : kind.rows;
   if (2 * doubtful > imported.rows.size()) return imported.rows.clear();
@@ -83,6 +86,16 @@ void sift(ImportedTable& imported) {
     if (bound) ++imported.kinds.at(kind_of(row)).host_bound;
     return bound;
   });
+  std::vector<LawRow> rows;
+  for (const MeasuredRow& row : imported.rows) rows.push_back({row.samples.front(), row.cut});
+  std::set<std::size_t> unlawful;
+  const BrokenLaws broken = broken_laws(table, rows);
+  for (std::size_t law = 0; law < broken.size(); ++law)
+    for (const std::size_t row : broken[law])
+      if (unlawful.insert(row).second)
+        ++imported.kinds.at(kind_of(imported.rows[row])).unlawful[law];
+  for (const std::size_t row : std::views::reverse(unlawful))
+    imported.rows.erase(imported.rows.begin() + static_cast<std::ptrdiff_t>(row));
 }
 
 std::string model_of(const MeasuredTable& table, const TableRow& row) {
@@ -105,7 +118,8 @@ ImportedTable read(const std::filesystem::path& file, const MeasuredTable& table
                      std::move(samples),
                      model_of(table, row),
                      shuffle.uniform(),
-                     {}};
+                     {},
+                     ranks_of_layer(row)};
     if (table.kept != nullptr) read.kept = table.kept(row, read.samples.front());
     CalibratedTable::Kind& kind = imported.kinds[kind_of(read)];
     ++kind.rows;
@@ -298,14 +312,15 @@ std::string errors_text(const std::vector<CalibratedTable>& tables) {
 
 /// left_out.csv: what was left out and why.
 std::string left_out_text(const std::vector<CalibratedTable>& tables) {
-  std::string text = "profile,table,kind,rows,impossible,host_bound,kept\n";
+  std::string text = fmt::format("profile,table,kind,rows,impossible,host_bound,{},kept\n",
+                                 fmt::join(table_law_names, ","));
   for (const CalibratedTable& table : tables) {
     for (const auto& [name, kind] : table.kinds) {
-      if (kind.impossible + kind.host_bound == 0) continue;
-      const bool none = table.kept == 0 || !kind.is_credible();
-      text += fmt::format("{},{},{},{},{},{},{}\n", csv_cell(table.profile), table.table->name,
+      if (kind.left_out() == 0) continue;
+      const bool none = table.kept == 0 || !kind.is_credible() || kind.left_out() == kind.rows;
+      text += fmt::format("{},{},{},{},{},{},{},{}\n", csv_cell(table.profile), table.table->name,
                           csv_cell(name), kind.rows, kind.impossible, kind.host_bound,
-                          none ? "none" : "the others");
+                          fmt::join(kind.unlawful, ","), none ? "none" : "the others");
     }
   }
   return text;
@@ -332,7 +347,7 @@ std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& table
       result.profile = folder.filename().string();
       result.table = table;
       result.rows = imported.rows.size();
-      sift(imported);
+      sift(*table, imported);
       result.kept = imported.rows.size();
       result.kinds = imported.kinds;
       const auto file = profiles / folder.filename() / (name + ".gz");

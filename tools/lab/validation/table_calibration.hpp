@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "hardware/gpu.hpp"
 #include "hardware/tables/measured_table.hpp"
+#include "tools/lab/validation/table_laws.hpp"
 
 namespace moesim {
 
@@ -21,8 +24,12 @@ struct CalibratedTable {
     std::size_t rows = 0;
     std::size_t impossible = 0;  ///< faster than the data sheet allows
     std::size_t host_bound = 0;  ///< as long whatever the size: times of the host's launches
+    std::array<std::size_t, table_law_names.size()> unlawful{};  ///< by the law that they break
     /// A few impossible rows are a clock above the data sheet's; many are times of something else.
     bool is_credible() const { return impossible * 20 <= rows; }
+    std::size_t left_out() const {
+      return std::accumulate(unlawful.begin(), unlawful.end(), impossible + host_bound);
+    }
   };
   std::map<std::string, Kind> kinds;
   struct Errors {
@@ -45,8 +52,8 @@ struct CalibratedTable {
 /// L2), all of that kind, whose times are of something else; where such kinds are most of a table,
 /// all of it. Left out are rows of a kernel that the host's launches bound: a fiftieth of its rows
 /// takes at least eight times what the smallest ones should, and rows of four times the work take
-/// as long. left_out.csv beside errors.csv counts them. Throws ConfigError if there is no table or
-/// one is malformed.
+/// as long. Left out are rows that break a law (TableLaw). left_out.csv beside errors.csv counts
+/// them. Throws ConfigError if there is no table or one is malformed.
 std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& tables,
                                               const GpuSpec& measured_on,
                                               const std::filesystem::path& profiles);
