@@ -14,7 +14,6 @@ namespace {
 // What a layer keeps whole on every GPU, so that its tokens cannot be striped; empty: nothing.
 std::string kept_whole(const LayerSpec& layer) {
   const Sight sight = layer.mixer->sight();
-  if (layer.mixer->kept({}, {}).state_bytes > 0) return "the states that its layers keep";
   if (sight.ratio > 0) return "the entries of its compressed attention";
   if (sight.top > 0) return "the index keys of its sparse attention";
   if (sight.window > 0)
@@ -25,9 +24,14 @@ std::string kept_whole(const LayerSpec& layer) {
 // GPUs that hold the same heads of keys.
 int holders(const MoeModel& model, int tp) {
   int fewest = tp;
-  for (const LayerSpec& layer : model.layers)
-    fewest = std::min(fewest, tp / std::max(1, layer.mixer->cache_heads(tp).kv_heads));
-  return std::max(1, fewest);
+  bool any = false;
+  for (const LayerSpec& layer : model.layers) {
+    const int heads = layer.mixer->cache_heads(tp).kv_heads;
+    if (heads == 0) continue;  // it keeps states, sliced by heads
+    fewest = std::min(fewest, tp / heads);
+    any = true;
+  }
+  return any ? std::max(1, fewest) : 1;
 }
 
 }  // namespace

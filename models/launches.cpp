@@ -51,12 +51,12 @@ class LaunchCount {
   double exchanges(const LayerSpec& layer) const {
     const double reduces = plan_.slices() > 1 ? (layer.ffn ? 2 : 1) : 0;
     const double gathers = plan_.pcp > 1 ? 1 : 0;
-    return reduces + gathers + (layer.moe && plan_.exchanges() ? 4 : 0) + merges();
+    return reduces + gathers + (layer.moe && plan_.exchanges() ? 4 : 0) + merges(layer);
   }
 
   // Queries, log-sum-exps and outputs, or the latter two together; and the kernel that weighs.
-  double merges() const {
-    if (plan_.dcp == 1) return 0;
+  double merges(const LayerSpec& layer) const {
+    if (plan_.dcp == 1 || layer.mixer->cache_heads(plan_.tp).kv_heads == 0) return 0;
     return plan_.dcp_merge == DcpMerge::reduce_scatter ? 4 : 3;
   }
 

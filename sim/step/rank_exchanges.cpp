@@ -94,15 +94,19 @@ void RankExchanges::pass(CriticalPath& path, std::string_view name, const Collec
   path.collective({name, Part::all_reduce, cost, traffic_, groups_of_rank * all / most});
 }
 
+bool RankExchanges::has_stripes(const Mixer& mixer) const {
+  return shard_.plan.dcp > 1 && mixer.cache_heads(shard_.plan.tp).kv_heads > 0;
+}
+
 void RankExchanges::gather_queries(CriticalPath& path, const Mixer& mixer) {
-  if (shard_.plan.dcp == 1) return;
+  if (!has_stripes(mixer)) return;
   exchange_stripes(mixer);
   pass(path, "dcp_gather_queries", stripes_.queries, &RankPrices::CacheReads::queries);
   pass(path, "dcp_gather_context", stripes_.context, &RankPrices::CacheReads::prompt_context);
 }
 
 void RankExchanges::merge_outputs(CriticalPath& path, const Mixer& mixer) {
-  if (shard_.plan.dcp == 1) return;
+  if (!has_stripes(mixer)) return;
   exchange_stripes(mixer);
   pass(path, "dcp_gather_lse", stripes_.log_sum_exps, &RankPrices::CacheReads::queries);
   pass(path, "dcp_merge_outputs", stripes_.outputs, &RankPrices::CacheReads::queries);

@@ -42,6 +42,7 @@ class RankExchanges {
  private:
   CollectiveCost gather_of_groups(double bytes_of_each) const;
   void pass_groups(CriticalPath&, std::string_view name, const CollectiveCost&) const;
+  bool has_stripes(const Mixer&) const;  // a layer that keeps states has none
   void exchange_stripes(const Mixer&);
   void pass(CriticalPath&, std::string_view name, const CollectiveCost&,
             double RankPrices::CacheReads::*of) const;
