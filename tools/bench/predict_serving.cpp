@@ -197,7 +197,9 @@ Prediction best_throughput(const Deployment& e, const MeasuredPoint& point,
        (best.value == 0 || sequences * blocks <= e.memory.kv_blocks) && sequences <= 4096;
        sequences *= 2) {
     SteadyStep step{.sequences = sequences, .context = context, .prompt = point.prompt};
-    if (point.output > 0) step.prompt_tokens = sequences * point.prompt / point.output;
+    // Who only decodes gets prompts computed.
+    if (point.output > 0 && !contains(point.operation, "decode"))
+      step.prompt_tokens = sequences * point.prompt / point.output;
     const double seconds = step_seconds(e, step);
     const double rate = sequences * plan.dp / seconds / plan.gpus() * of.gpus;
     if (rate > best.value)

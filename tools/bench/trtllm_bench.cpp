@@ -31,19 +31,22 @@ double numbers_of_checkpoint(const MoeModel& model, Precision experts) {
   return total - routed + routed * bytes_per_element(experts);
 }
 
-// Keys and values of a token over all layers and GPUs.
-double kv_numbers(const ServedModel& d, int gpus) {
+// Keys and values of a request over all layers and GPUs: a layer with a window keeps its window.
+double kv_numbers(const ServedModel& d, int gpus, double tokens) {
   const PrecisionPlan plain{};
   double numbers = 0;
   for (const LayerSpec& layer : d.model.layers) {
     const Mixer& mixer = *layer.mixer;
     if (mixer.absorbs()) {
-      numbers += 2.0 * d.model.hidden;
+      numbers += 2.0 * d.model.hidden * tokens;
       continue;
     }
     const int heads = mixer.cache_heads(1).kv_heads;
+    const int window = mixer.sight().window;
+    const double seen = window > 0 ? std::min<double>(window, tokens) : tokens;
     if (heads > 0)
-      numbers += mixer.kept(ParallelPlan{}, plain).elements * std::max(1.0, double(gpus) / heads);
+      numbers +=
+          seen * mixer.kept(ParallelPlan{}, plain).elements * std::max(1.0, double(gpus) / heads);
   }
   return numbers;
 }
@@ -76,7 +79,7 @@ BenchLimits trtllm_bench_limits(const Deployment& d, const MeasuredPoint& point)
   const double weights = numbers_of_checkpoint(d.model, experts) * bytes_of_number(experts) / gib;
   const double memory = gpus * d.cluster.gpu.hbm_capacity.value() / gib - weights;
   const double kv_bytes = bytes_per_element(d.precision.kv_cache);
-  const double of_request = kv_numbers(d, gpus) * kv_bytes * (point.prompt + point.output) / gib;
+  const double of_request = kv_numbers(d, gpus, point.prompt + point.output) * kv_bytes / gib;
   const double share = d.kv_cache.free_gpu_memory_fraction.value_or(.9);  // TensorRT-LLM's default
   constexpr double most = 4096, most_tokens = 32768;
   const double sequences = std::min(most, share * memory / of_request);
