@@ -123,14 +123,16 @@ void Measurement::step_ended(const StepRecord& record, const Requests& requests,
       .computed = double(record.step.prefill_tokens) + double(record.step.decode_tokens),
       .hbm_bytes = record.cost.hbm_bytes,
       .energy = record.cost.energy};
-  for (const Milestone& token : record.milestones)
-    if (token.first) tokens.prompt += requests[token.request].prompt_tokens;
+  if (!deployment_.scheduler->prompts_arrive_computed()) {
+    for (const Milestone& token : record.milestones)
+      if (token.first) tokens.prompt += requests[token.request].prompt_tokens;
+  }
   for (const TokenGap& gap : record.gaps) add_gap(gap);
   add(running_, record, tokens, now);
   // Of two pools the one that decodes says what is measured of both.
   if (measuring_ && (deployment_.prefill_only || !long_enough_)) {
     add(whole_, record, tokens, now);
-    long_enough_ = holds_several_steps(running_);
+    long_enough_ = running_.arrived > 0 && holds_several_steps(running_);
   }
   if (before_drain_) add_share(*before_drain_, record, tokens, now, before_drain_->end);
 }
@@ -331,6 +333,10 @@ Measurement::Window Measurement::window() const {
 }
 
 Totals Measurement::finish(Time now, Window window) {
+  if (window == Window::whole && measuring_) {
+    whole_.arrived += running_.arrived;
+    whole_.abandoned += running_.abandoned;
+  }
   Totals& last = window == Window::whole && measuring_ ? whole_ : running_;
   last.end = now;
   last.end_gap = gaps_.size();

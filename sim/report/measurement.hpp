@@ -127,7 +127,7 @@ struct Totals {
 /// requests that arrive meanwhile would also leave meanwhile, there is no steady state to measure:
 /// all after the warm-up is. A window that does not hold several steps of every group that has
 /// computed measures nothing but where it was cut: the next longer one takes its place, the whole
-/// run at last.
+/// run at last. The whole run is measured too where all requests arrived before measuring started.
 class Measurement {
  public:
   /// `total_blocks` are the KV blocks of one group.
@@ -181,7 +181,7 @@ class Measurement {
   std::int64_t arrived_ = 0, left_ = 0, steps_ = 0, routed_ids_ = 0;
   std::map<int, std::int64_t> steps_of_group_;  // of the whole run, by StepRecord::instance
   bool measuring_ = false;
-  bool long_enough_ = false;  // what is measured holds several steps of every group
+  bool long_enough_ = false;  // what is measured holds an arrival, and several steps of every group
   Totals running_, whole_;    // the latter while it may be needed
   std::optional<Totals> before_drain_;
   std::vector<Repeated> gaps_;  // of the whole run; equal ones in a row are one

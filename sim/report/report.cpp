@@ -101,9 +101,11 @@ const std::vector<Field<Metrics>>& fields_of(const Metrics*) {
              "share of requests", more)
         .add_if_any("attainment", &S::attainment, "")
         .add("output_throughput", &S::output_throughput, "tokens emitted", "tokens/s", more)
-        .add("total_token_throughput", &S::total_token_throughput,
-             "tokens emitted, and prompt tokens of requests with their first token", "tokens/s",
-             more);
+        .add(
+            "total_token_throughput", &S::total_token_throughput,
+            "tokens emitted, and prompt tokens of requests with their first token; without prompts "
+            "that arrive computed (decode_only)",
+            "tokens/s", more);
     add_latency(table, "ttft", "time to first token, from arrival", &S::ttft);
     table
         .add_if_any("mean_ingress_ms", &S::ingress_ms,

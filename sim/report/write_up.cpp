@@ -956,8 +956,8 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
   const bool level = double(totals.completed + totals.abandoned) >= 0.9 * double(totals.arrived);
   const char* state = window == Window::steady && (closed || level) ? "stable" : "unsteady";
   const bool at_once = requests.size() > 1 && arrivals == 0;
-  if (at_once) state = "offline";
   if (window == Window::whole) state = "too_short";
+  if (at_once) state = "offline";
   // A quarter of a few requests tells nothing.
   constexpr std::size_t telling = 16;
   if (requests.size() >= telling &&

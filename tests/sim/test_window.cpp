@@ -69,6 +69,33 @@ TEST_CASE("a run of one wave is measured whole, every token once, and says that 
   CHECK(report["metrics"]["completed_while_measured"] == 24);
 }
 
+TEST_CASE("a run whose requests all arrive before the warm-up ends is measured whole") {
+  Json burst = poisson("1000000 /s", 200);
+  burst["measurement"]["warmup"] = 0.1;
+  const OrderedJson report = run(load_tiny(burst)).document();
+  const OrderedJson& metrics = report["metrics"];
+  CHECK(report["measurement"]["window"] == "whole");
+  CHECK(metrics["measured_requests"] == 200);
+  CHECK(metrics["completed_while_measured"] == 200);
+  CHECK(metrics["median_ttft_ms"].is_number());
+  CHECK(metrics["median_tpot_ms"].is_number());
+  // Every prompt of 4 and output of 2 tokens once.
+  CHECK_THAT(metrics["total_token_throughput"].get<double>() * metrics["duration_s"].get<double>(),
+             WithinRel(200 * 6.0, 1e-9));
+}
+
+TEST_CASE("prompts that arrive computed count in no throughput") {
+  const OrderedJson report =
+      run(load_tiny(
+              {{"workload", {{"requests", 60}}},
+               {"scheduling", {{"type", "decode_only"}, {"max_num_batched_tokens", nullptr}}}}))
+          .document();
+  const OrderedJson& metrics = report["metrics"];
+  CHECK(metrics["output_throughput"].get<double>() > 0);
+  CHECK(metrics["total_token_throughput"] == metrics["output_throughput"]);
+  CHECK(metrics["total_tokens_per_s_per_gpu"] == metrics["tokens_per_s_per_gpu"]);
+}
+
 TEST_CASE("a step counts by its share within the window") {
   const Experiment e = load_tiny(poisson("2000 /s", 400));
   const OrderedJson report = run(e).document();

@@ -170,13 +170,13 @@ std::string state_of(const MeasurementStats& measurement, const Summary& tpot) {
         "/workload/requests.";
   }
   if (state == "offline")
-    text +=
-        "OFFLINE: all requests wait from the start. Rates leave out the warm-up. TTFT is mostly "
-        "the wait in the queue.";
+    text += "OFFLINE: all requests wait from the start. TTFT is mostly the wait in the queue.";
   if (state == "too_short") {
     text +=
-        "RUN TOO SHORT: some groups ran fewer than four steps after the warm-up. Rates include "
-        "ramp-up and ramp-down. Raise /workload/requests.";
+        "RUN TOO SHORT: no request arrived after the warm-up, or a group ran fewer than four steps "
+        "after the warm-up. Rates include ramp-up and ramp-down. Raise /workload/requests.";
+  } else if (measurement.window == "whole") {
+    text += " All requests arrived before the warm-up ended: figures are of the whole run.";
   }
   return wrapped(text) + "\n";
 }
