@@ -118,12 +118,7 @@ double nearest_rank(std::vector<double> values, double share) {
   return values[static_cast<std::size_t>(std::max(1.0, rank)) - 1];
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
+double median(std::vector<double> values) { return interpolated(std::move(values), 0.5); }
 
 void CountHistogram::add(std::int64_t value, std::int64_t times) {
   const std::size_t bucket = bucket_of(value);

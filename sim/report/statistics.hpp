@@ -22,7 +22,7 @@ double interpolated(std::vector<double> values, double share);
 /// The smallest of the values that at least `share` of them do not exceed; 0 of none.
 double nearest_rank(std::vector<double> values, double share);
 
-/// The middle one of these values, the larger of two; 0 when there are none.
+/// The middle one of these values, the mean of two; 0 of none.
 double median(std::vector<double> values);
 
 /// Experts of a layer with tokens where tokens choose k of them independently and each is as

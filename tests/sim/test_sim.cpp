@@ -61,6 +61,10 @@ TEST_CASE("a time that is no time never enters the clock") {
 TEST_CASE("percentiles interpolate linearly, as numpy does") {
   // numpy.percentile([1, 2, 3, 4], [50, 90, 99]) = 2.5, 3.7, 3.97; std (population) = 1.1180
   const Summary summary = summarize(std::vector<double>{4, 1, 3, 2});
+  CHECK(median({4, 1, 3, 2}) == 2.5);
+  CHECK(median({10.5, 11.1}) == (10.5 + 11.1) / 2);
+  CHECK(median({3, 1, 2}) == 2);
+  CHECK(median({}) == 0);
   CHECK(summary.count == 4);
   CHECK(summary.mean == 2.5);
   CHECK(summary.p50 == 2.5);

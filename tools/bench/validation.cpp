@@ -140,9 +140,9 @@ std::map<std::string, CategoryErrors> errors_by(const std::vector<ValidatedPoint
   }
   for (auto& [name, values] : errors) {
     CategoryErrors& category = categories[name];
-    category.bias_pct = nearest_rank(values, 0.5);
+    category.bias_pct = median(values);
     for (double& value : values) value = std::abs(value);
-    category.median_abs_pct = nearest_rank(values, 0.5);
+    category.median_abs_pct = median(values);
     category.p90_abs_pct = nearest_rank(values, 0.9);
   }
   return categories;

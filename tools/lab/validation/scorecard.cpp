@@ -31,17 +31,17 @@ struct RunErrors {
   }
 };
 
-double absolute(std::vector<double> errors, double share) {
+std::vector<double> absolute(std::vector<double> errors) {
   for (double& error : errors) error = std::abs(error);
-  return nearest_rank(std::move(errors), share);
+  return errors;
 }
 
 // Median, p90 and bias.
 std::vector<std::string> cells_of(const std::vector<double>& errors) {
   if (errors.empty()) return {"-", "-", "-"};
-  return {fmt::format("{:.1f} %", absolute(errors, 0.5)),
-          fmt::format("{:.1f} %", absolute(errors, 0.9)),
-          fmt::format("{:+.1f} %", nearest_rank(errors, 0.5))};
+  return {fmt::format("{:.1f} %", median(absolute(errors))),
+          fmt::format("{:.1f} %", nearest_rank(absolute(errors), 0.9)),
+          fmt::format("{:+.1f} %", median(errors))};
 }
 
 std::string engine_of_run(const ServingRun& run) {
@@ -72,7 +72,7 @@ std::string error_table(Cells head, const Groups& groups) {
       const Cells cells = cells_of(*figure);
       row.insert(row.end(), cells.begin(), cells.end());
     }
-    rows.emplace_back(absolute(errors.per_gpu, 0.5), std::move(row));
+    rows.emplace_back(median(absolute(errors.per_gpu)), std::move(row));
   }
   std::ranges::stable_sort(rows, std::greater{}, [](const auto& row) { return row.first; });
   std::vector<Cells> table{std::move(head)};
