@@ -52,6 +52,25 @@ TEST_CASE("every group names one best value, no replication included") {
   CHECK(best_values(best_choice(sweep(), over, throughput, true)) == std::vector<Json>{1.5, 1.0});
 }
 
+TEST_CASE("the best value is that of the mean over seeds") {
+  StoredSweep seeds;
+  seeds.axes = named_axes({over, "/seed"});
+  const auto add_seed = [&](double replication, int seed, double tokens_per_s) {
+    add(seeds, replication, "even", tokens_per_s);
+    seeds.points.back().config["seed"] = seed;
+  };
+  add_seed(1.0, 1, 100), add_seed(1.0, 2, 104);
+  add_seed(1.5, 1, 70), add_seed(1.5, 2, 130);
+  const BestChoice choice = best_choice(seeds, over, throughput, false);
+  REQUIRE(choice.groups.size() == 1);
+  CHECK(choice.axes.empty());
+  CHECK(choice.groups[0].values[1].metric == 100);
+  CHECK(choice.groups[0].values[1].points.size() == 2);
+  CHECK(best_values(choice) == std::vector<Json>{1.0});
+  CHECK_THROWS_WITH(best_choice(seeds, "/seed", throughput, false),
+                    Catch::Matchers::Contains("luckiest seed"));
+}
+
 TEST_CASE("of equal values the first is best") {
   StoredSweep equal;
   equal.axes = named_axes({over});

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <fstream>
 #include <mutex>
+#include <numbers>
 #include <set>
 
+#include "hardware/rng.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tools/analysis/comparable.hpp"
@@ -694,14 +696,20 @@ TEST_CASE("an interval over seeds tells a difference from noise") {
   const RatioSummary& throughput = three.summary[0];
   REQUIRE(throughput.interval);
   CHECK(throughput.within_noise());
-  CHECK(throughput.interval->first >= .9);
-  CHECK(throughput.interval->second <= 1.1);
+  // Three samples, whatever the number of points: 4.303 standard errors of their logarithms.
+  const double logs[] = {std::log(.9), 0, std::log(1.1)}, middle = (logs[0] + logs[2]) / 3;
+  double squares = 0;
+  for (const double log : logs) squares += (log - middle) * (log - middle);
+  const double half = 4.302652729911275 * std::sqrt(squares / 2 / 3);
+  CHECK_THAT(throughput.interval->first, test::WithinRel(std::exp(middle - half), 1e-9));
+  CHECK_THAT(throughput.interval->second, test::WithinRel(std::exp(middle + half), 1e-9));
   const RatioSummary& tpot = three.summary[2];
   CHECK(!tpot.within_noise());
-  CHECK(tpot.interval->first >= .8);
-  CHECK(tpot.interval->second <= .82);
+  CHECK(tpot.interval->first > .78);
+  CHECK(tpot.interval->second < .84);
   CHECK(tpot.interval->first < *tpot.ratio);
-  CHECK_THAT(tpot.sign_test, test::WithinRel(2. / 64, 1e-12));
+  CHECK(tpot.wins == 6);
+  CHECK_THAT(tpot.sign_test, test::WithinRel(2. / 8, 1e-12));  // three seeds
   CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("within the noise"));
   // A point is one line: throughput .9, 1 and 1.1, whose geometric mean is the third root of .99;
   // TPOT .8, .81 and .82.
@@ -710,7 +718,7 @@ TEST_CASE("an interval over seeds tells a difference from noise") {
   CHECK(three.points[1].settings == std::vector<Json>{2});
   CHECK_THAT(*three.points[1].ratios[0].ratio, test::WithinRel(std::cbrt(.99), 1e-12));
   CHECK(three.points[1].ratios[0].within_noise());
-  CHECK(three.points[1].ratios[2].interval->second <= .82);
+  CHECK(three.points[1].ratios[2].interval->second < .84);
   CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("0.997~"));
   CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("0.810 "));
   const OrderedJson point = comparison_json(three)["points"][1];
@@ -720,6 +728,92 @@ TEST_CASE("an interval over seeds tells a difference from noise") {
   // One seed says nothing about others.
   CHECK(!compared({1}).summary[2].interval);
   CHECK_THAT(comparison_text(compared({1})), Catch::Matchers::Contains("several seeds"));
+}
+
+TEST_CASE("Student's t holds 95 %") {
+  // A table's values.
+  for (const auto& [degrees, t] : {std::pair{1, 12.7062},
+                                   {2, 4.30265},
+                                   {3, 3.18245},
+                                   {4, 2.77645},
+                                   {9, 2.26216},
+                                   {30, 2.04227},
+                                   {1000, 1.96234}}) {
+    CHECK_THAT(student_t(std::size_t(degrees)), test::WithinRel(t, 1e-5));
+  }
+}
+
+TEST_CASE("95 % intervals hold the truth in 90 to 98 % of sweeps whose points share their seeds") {
+  Rng rng(5, "coverage of intervals");
+  const auto normal = [&] {
+    return std::sqrt(-2 * std::log(1 - rng.uniform())) *
+           std::cos(2 * std::numbers::pi * rng.uniform());
+  };
+  constexpr int sweeps = 400, points = 6;
+  constexpr double truth = 1.02;
+  for (const int seeds : {2, 3, 5}) {
+    int held = 0;
+    for (int i = 0; i < sweeps; ++i) {
+      StoredSweep sweep;
+      for (int seed = 0; seed < seeds; ++seed) {
+        const double of_all = .03 * normal();  // what a seed does to all points
+        for (int load = 0; load < points; ++load) {
+          const double ratio = truth * std::exp(of_all + .01 * normal());
+          Json config{{"load", load}, {"routing", "even"}, {"seed", seed}};
+          sweep.points.push_back(stored_point(config, metrics(10, 100)));
+          config["routing"] = "metro";
+          sweep.points.push_back(stored_point(config, metrics(10, 100 * ratio)));
+        }
+      }
+      const auto interval = even_against_metro(sweep).summary[0].interval;
+      REQUIRE(interval);
+      held += interval->first <= truth && truth <= interval->second ? 1 : 0;
+    }
+    CAPTURE(seeds, held);
+    CHECK(held >= .90 * sweeps);
+    CHECK(held <= .98 * sweeps);
+  }
+}
+
+TEST_CASE("an interval is over the seeds that every point has") {
+  StoredSweep sweep;
+  for (const int load : {1, 2}) {
+    for (int seed = 0; seed < 3; ++seed) {
+      if (load == 2 && seed == 2) continue;
+      Json config{{"load", load}, {"routing", "even"}, {"seed", seed}};
+      sweep.points.push_back(stored_point(config, metrics(10, 100)));
+      config["routing"] = "metro";
+      sweep.points.push_back(stored_point(config, metrics(10, seed == 2 ? 900 : 120)));
+    }
+  }
+  const RatioSummary throughput = even_against_metro(sweep).summary[0];
+  CHECK(throughput.pairs == 5);
+  CHECK_THAT(throughput.interval->second, test::WithinRel(1.2, 1e-9));
+}
+
+TEST_CASE("a frontier is of means over seeds, not of the luckiest one") {
+  StoredSweep sweep;
+  sweep.axes = named_axes({"/routing", "/seed"});
+  const auto add = [&](const char* routing, int seed, double tpot, double throughput) {
+    sweep.points.push_back(
+        stored_point({{"routing", routing}, {"seed", seed}}, metrics(tpot, throughput)));
+  };
+  // In the mean metro is slower and gives less; its second seed alone would beat all.
+  add("even", 1, 10, 100), add("even", 2, 10, 100);
+  add("metro", 1, 14, 60), add("metro", 2, 8, 130);
+  const Pareto mean = pareto(sweep, {});
+  REQUIRE(mean.points.size() == 2);
+  CHECK(mean.setting_names == std::vector<std::string>{"routing"});
+  CHECK(mean.points[0].settings == std::vector<Json>{"even"});
+  CHECK(mean.points[0].on_frontier);
+  CHECK(mean.points[1].x == 11);
+  CHECK(mean.points[1].y == 95);
+  CHECK(!mean.points[1].on_frontier);
+  CHECK_THAT(pareto_text(mean), Catch::Matchers::Contains("the mean over its seeds"));
+  // Who asks for each seed gets each.
+  ParetoAxes each;
+  each.by = {"/seed"};
+  CHECK(pareto(sweep, each).points.size() == 4);
 }
 
 TEST_CASE("a point without a partner is counted, not compared") {

@@ -30,6 +30,21 @@ constexpr std::array aspects{
     Aspect{"kv_bytes", &metric("kv_bytes")},
 };
 
+constexpr std::string_view axis_of_seeds = "/seed";
+
+// The mean over an alternative's seeds, of those that have the number.
+std::optional<double> mean_of(const Alternative& of, const std::string& pointer) {
+  double sum = 0;
+  int seeds = 0;
+  for (const StoredPoint* point : of.points) {
+    const auto number = report_number(*point, pointer);
+    if (!number) continue;
+    sum += *number;
+    ++seeds;
+  }
+  return seeds == 0 ? std::nullopt : std::optional(sum / seeds);
+}
+
 Json value_at(const Json& config, const std::string& pointer) {
   const Json* value = find_value(config, pointer);
   return value == nullptr ? Json() : *value;
@@ -80,17 +95,20 @@ BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
   std::vector<std::string_view> varied;
   for (const Axis& axis : result.sweep.axes) {
     varied.push_back(axis.pointer);
-    if (axis.pointer != result.over) result.axes.push_back(axis);
+    if (axis.pointer != result.over && axis.pointer != axis_of_seeds) result.axes.push_back(axis);
   }
-  if (result.axes.size() == varied.size()) {
+  if (result.over == axis_of_seeds)
+    throw ConfigError("--over /seed: the luckiest seed is no choice; runs are averaged over seeds");
+  if (std::ranges::find(varied, result.over) == varied.end()) {
     throw ConfigError(fmt::format("--over {}: the sweep varies {}", result.over,
                                   varied.empty() ? "nothing" : join_names(varied)));
   }
 
   std::map<Json, std::size_t> group_of;
   for (const StoredPoint& point : result.sweep.points) {
-    const auto [place, fresh] =
-        group_of.try_emplace(without(point.config, result.over), result.groups.size());
+    Json others = without(point.config, result.over);
+    if (others.is_object()) others.erase("seed");
+    const auto [place, fresh] = group_of.try_emplace(std::move(others), result.groups.size());
     if (fresh) {
       Alternatives& group = result.groups.emplace_back();
       for (const Axis& axis : result.axes) {
@@ -100,7 +118,15 @@ BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
     Alternatives& group = result.groups[place->second];
     const auto number = report_number(point, result.metric);
     if (number) {
-      group.values.push_back({value_at(point.config, result.over), &point, *number});
+      Json value = value_at(point.config, result.over);
+      auto alike = std::find_if(group.values.begin(), group.values.end(),
+                                [&](const Alternative& other) { return other.value == value; });
+      if (alike == group.values.end()) {
+        group.values.push_back({std::move(value), {}, 0});
+        alike = group.values.end() - 1;
+      }
+      alike->points.push_back(&point);
+      alike->metric += (*number - alike->metric) / double(alike->points.size());
     } else {
       ++group.without;
     }
@@ -129,10 +155,9 @@ std::string best_text(const BestChoice& choice) {
                                    ratio_text(value.metric, group.values.front().metric)};
       for (const Aspect& aspect : aspects) {
         const std::string pointer = aspect.pointer();
-        row.push_back(ratio_text(report_number(*value.point, pointer),
-                                 report_number(*group.values.front().point, pointer)));
+        row.push_back(ratio_text(mean_of(value, pointer), mean_of(group.values.front(), pointer)));
       }
-      const auto preemptions = report_number(*value.point, std::string(preempted.pointer));
+      const auto preemptions = mean_of(value, std::string(preempted.pointer));
       row.push_back(preemptions ? number_text(*preemptions) : "-");
       table.add(std::move(row));
     }
@@ -161,12 +186,12 @@ OrderedJson best_json(const BestChoice& choice) {
     for (const Alternative& value : group.values) {
       OrderedJson row{{"value", value.value},
                       {"metric", value.metric},
-                      {"config_hash", value.point->config_hash}};
+                      {"config_hash", value.points.front()->config_hash}};
       for (const Aspect& aspect : aspects) {
-        const auto number = report_number(*value.point, aspect.pointer());
+        const auto number = mean_of(value, aspect.pointer());
         row[std::string(aspect.key)] = number ? OrderedJson(*number) : OrderedJson();
       }
-      const auto preemptions = report_number(*value.point, std::string(preempted.pointer));
+      const auto preemptions = mean_of(value, std::string(preempted.pointer));
       row["preemptions"] = preemptions ? OrderedJson(*preemptions) : OrderedJson();
       values.push_back(std::move(row));
       if (value.best) best = value.value;

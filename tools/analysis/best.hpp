@@ -10,10 +10,10 @@ namespace moesim {
 
 /// One value of the axis in a group of points that are equal in everything else.
 struct Alternative {
-  Json value;                ///< null where the config leaves it out
-  const StoredPoint* point;  ///< done
-  double metric = 0;         ///< what is maximised (or minimised)
-  bool best = false;         ///< of its group; ties: the first in the sweep's order
+  Json value;                              ///< null where the config leaves it out
+  std::vector<const StoredPoint*> points;  ///< done; they differ in the seed alone
+  double metric = 0;  ///< what is maximised (or minimised), the mean over seeds
+  bool best = false;  ///< of its group; ties: the first in the sweep's order
 };
 
 /// Points that differ in one axis alone.

@@ -6,12 +6,12 @@
 #include <cstdlib>
 #include <map>
 #include <numbers>
+#include <numeric>
 #include <set>
 
 #include <fmt/format.h>
 
 #include "hardware/parse_json.hpp"
-#include "hardware/rng.hpp"
 #include "tools/cli/table.hpp"
 
 namespace moesim {
@@ -173,50 +173,57 @@ PointPair pair_of(const StoredPoint& baseline, const StoredPoint& candidate) {
   return pair;
 }
 
-// Logarithms of one metric's ratios, those of one point together.
-using Samples = std::map<std::size_t, std::vector<double>>;
+// Logarithms of one metric's ratios: of each seed, by the pair's point.
+using BySeed = std::map<std::string, std::map<std::size_t, double>>;
 
-// Percentile bootstrap (Efron 1979), stratified by point.
-std::optional<std::pair<double, double>> bootstrap(const Samples& samples) {
-  constexpr std::size_t resamples = 2000;
-  constexpr double tail = .025;
-  const bool several = std::all_of(samples.begin(), samples.end(),
-                                   [](const auto& point) { return point.second.size() > 1; });
-  if (samples.empty() || !several) return std::nullopt;
-  Rng rng(1, "compare: bootstrap");
-  std::vector<double> means(resamples);
-  for (double& mean : means) {
+// The mean of each seed over the points, of seeds that all points have. Runs of one seed share
+// their routing and their arrivals, and so are one sample together, whatever their number.
+std::vector<double> means_of(const BySeed& seeds, std::size_t points) {
+  std::vector<double> means;
+  for (const auto& [seed, ratios] : seeds) {
+    if (ratios.size() < points) continue;
     double sum = 0;
-    std::size_t n = 0;
-    for (const auto& [point, seeds] : samples) {
-      for (std::size_t i = 0; i < seeds.size(); ++i)
-        sum += seeds[static_cast<std::size_t>(rng.below(seeds.size()))];
-      n += seeds.size();
-    }
-    mean = std::exp(sum / double(n));
+    for (const auto& [point, ratio] : ratios) sum += ratio;
+    means.push_back(sum / double(points));
   }
-  std::sort(means.begin(), means.end());
-  const auto cut = static_cast<std::size_t>(tail * double(resamples));
-  return std::pair(means[cut], means[resamples - 1 - cut]);
+  return means;
+}
+
+// Student's interval of the mean of these logarithms, as ratios.
+std::optional<std::pair<double, double>> interval_of(const std::vector<double>& means) {
+  if (means.size() < 2) return std::nullopt;
+  const auto n = double(means.size());
+  const double middle = std::accumulate(means.begin(), means.end(), 0.0) / n;
+  double squares = 0;
+  for (const double mean : means) squares += (mean - middle) * (mean - middle);
+  const double half = student_t(means.size() - 1) * std::sqrt(squares / (n - 1) / n);
+  return std::pair(std::exp(middle - half), std::exp(middle + half));
 }
 
 RatioSummary summarize(const std::vector<PointPair>& pairs, std::size_t metric) {
   const bool more_is_better = compared_metrics[metric].more_is_better();
+  const auto count = [&](double log, std::size_t& wins, std::size_t& losses) {
+    if (log != 0) ++((log > 0) == more_is_better ? wins : losses);
+  };
   RatioSummary summary;
-  Samples samples;
+  BySeed seeds;
+  std::set<std::size_t> points;
   double logarithms = 0;
   for (const PointPair& pair : pairs) {
     const auto& ratio = pair.ratios[metric];
     if (!ratio) continue;
     ++summary.pairs;
     logarithms += std::log(*ratio);
-    samples[pair.point].push_back(std::log(*ratio));
-    const bool more = *ratio > 1;
-    if (*ratio != 1) ++(more == more_is_better ? summary.wins : summary.losses);
+    seeds[pair.seed][pair.point] = std::log(*ratio);
+    points.insert(pair.point);
+    count(std::log(*ratio), summary.wins, summary.losses);
   }
   if (summary.pairs > 0) summary.ratio = std::exp(logarithms / double(summary.pairs));
-  summary.interval = bootstrap(samples);
-  summary.sign_test = sign_test(summary.wins, summary.losses);
+  const std::vector<double> means = means_of(seeds, points.size());
+  summary.interval = interval_of(means);
+  std::size_t wins = 0, losses = 0;
+  for (const double mean : means) count(mean, wins, losses);
+  if (summary.interval) summary.sign_test = sign_test(wins, losses);
   return summary;
 }
 
@@ -309,6 +316,27 @@ double sign_test(std::size_t wins, std::size_t losses) {
   return std::min(1., 2 * outcomes);
 }
 
+double student_t(std::size_t degrees) {
+  // The share of outcomes within tan(angle) sqrt(degrees) of 0 is a finite sum
+  // (Abramowitz, Stegun 26.7.3 and 26.7.4).
+  const auto within = [&](double angle) {
+    const double cosine = std::cos(angle);
+    const bool odd = degrees % 2 == 1;
+    double term = odd ? cosine : 1, sum = degrees == 1 ? 0 : term;
+    for (std::size_t k = odd ? 3 : 2; k + 1 < degrees; k += 2) {
+      term *= cosine * cosine * double(k - 1) / double(k);
+      sum += term;
+    }
+    return odd ? 2 / std::numbers::pi * (angle + std::sin(angle) * sum) : std::sin(angle) * sum;
+  };
+  double low = 0, high = std::numbers::pi / 2;
+  for (int halving = 0; halving < 60; ++halving) {
+    const double middle = (low + high) / 2;
+    (within(middle) < .95 ? low : high) = middle;
+  }
+  return std::tan(low) * std::sqrt(double(degrees));
+}
+
 StoredSweep points_with(const StoredSweep& sweep, Settings settings) {
   const ComparedPointers pointers = compared_pointers(settings, {});
   StoredSweep found{sweep.document, sweep.axes, {}};
@@ -364,6 +392,7 @@ Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candida
     }
     rests.push_back(&group.rest);
     Json seedless = group.rest;
+    comparison.pairs.back().seed = seedless.value("seed", Json()).dump();
     seedless.erase("seed");
     comparison.pairs.back().point =
         point_of.emplace(seedless.dump(), point_of.size()).first->second;
@@ -426,7 +455,7 @@ std::string comparison_text(const Comparison& comparison) {
                      ? fmt::format("{:.3f} to {:.3f}", of.interval->first, of.interval->second)
                      : "-",
                  std::to_string(of.wins), std::to_string(of.losses), std::to_string(of.pairs),
-                 of.pairs == 0 ? "-" : fmt::format("{:.2g}", of.sign_test),
+                 of.interval ? fmt::format("{:.2g}", of.sign_test) : "-",
                  of.within_noise() ? "within the noise" : ""});
     seeds = seeds || of.interval;
   }
@@ -438,7 +467,7 @@ std::string comparison_text(const Comparison& comparison) {
   }
   if (!seeds) {
     text +=
-        "no intervals: that takes several seeds of every point, \"seeds\": [1, 2, 3] in the "
+        "no intervals: that takes several seeds that every point has, \"seeds\": [1, 2, 3] in the "
         "sweep\n";
   }
   if (comparison.unpaired > 0)

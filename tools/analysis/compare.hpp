@@ -54,6 +54,7 @@ struct PointPair {
   std::string baseline, candidate;  ///< config hashes
   std::vector<Json> settings;       ///< what tells the pair from others, null where it has none
   std::size_t point = 0;            ///< the same for pairs that differ in the seed alone
+  std::string seed;                 ///< as JSON
   /// Candidate over baseline; nothing where either lacks the metric or the baseline is 0.
   std::array<std::optional<double>, compared_metrics.size()> ratios;
 };
@@ -61,11 +62,11 @@ struct PointPair {
 struct RatioSummary {
   std::optional<double> ratio;                  ///< geometric mean; nothing without pairs
   std::size_t pairs = 0, wins = 0, losses = 0;  ///< of the candidate
-  /// Where 95 % of the means lie that other seeds would have given: bootstrap, the seeds of each
-  /// point drawn anew with replacement. Nothing unless every point has several seeds.
+  /// Student's 95 % interval of the mean over all seeds. Each seed that every point has is one
+  /// sample: its mean over the points. Nothing of fewer than two such seeds.
   std::optional<std::pair<double, double>> interval;
-  /// How likely as unequal a count of wins and losses is where both are equally likely: two-sided
-  /// sign test. Ties are left out.
+  /// How likely seeds are to be as unequally split into wins and losses where both are equally
+  /// likely: two-sided sign test of their means. Ties are left out; 1 without an interval.
   double sign_test = 1;
   /// Whether the interval holds 1: the difference is no more than seeds make.
   bool within_noise() const { return interval && interval->first <= 1 && interval->second >= 1; }
@@ -77,6 +78,8 @@ struct PointSummary {
   std::array<RatioSummary, compared_metrics.size()> ratios;
 };
 
+/// The number of standard errors on either side of a mean that hold the truth in 95 % of cases.
+double student_t(std::size_t degrees_of_freedom);
 /// P(a fair coin falls at least as unequally as `wins` to `losses`).
 double sign_test(std::size_t wins, std::size_t losses);
 

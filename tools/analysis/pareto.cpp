@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <set>
 #include <tuple>
@@ -16,6 +17,8 @@
 namespace moesim {
 
 namespace {
+
+const std::string seed_pointer = "/seed";
 
 const Json* value_of(const StoredPoint& point, const std::string& pointer) {
   if (const Json* value = find_value(point.report, pointer)) return value;
@@ -198,7 +201,8 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
     const bool grouped = std::any_of(axes.by.begin(), axes.by.end(), [&](const std::string& by) {
       return by == axis.pointer || by == std::string(config_in_report) + axis.pointer;
     });
-    if (!grouped) settings.push_back(axis.pointer);
+    if (!grouped && (axes.each_seed || axis.pointer != seed_pointer))
+      settings.push_back(axis.pointer);
   }
   // Named together, so that no two columns have one name.
   std::vector<std::string> columns = axes.by;
@@ -215,10 +219,34 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
                 title_of(done),
                 axes.least_y,
                 {}};
+  // Runs that differ in their seed alone are one point, their mean: else the luckiest seed of each
+  // would make the frontier.
+  const auto names_seed = [](const std::string& column) {
+    return column == seed_pointer || column == std::string(config_in_report) + seed_pointer;
+  };
+  const bool by_seed = axes.each_seed || std::ranges::any_of(columns, names_seed);
+  std::map<Json, std::size_t> place_of;
+  std::vector<std::size_t> runs;  // of each point, those with both numbers
   for (const StoredPoint* point : done) {
-    result.points.push_back({point->config_hash, values_at(*point, axes.by),
-                             values_at(*point, settings), number_at(*point, axes.x),
-                             number_at(*point, axes.y)});
+    Json settled = point->config;
+    if (!by_seed && settled.is_object()) settled.erase("seed");
+    const auto [place, is_new] = place_of.try_emplace(std::move(settled), result.points.size());
+    if (is_new) {
+      result.points.push_back(
+          {point->config_hash, values_at(*point, axes.by), values_at(*point, settings), {}, {}, 0});
+      runs.push_back(0);
+    }
+    ParetoPoint& mean = result.points[place->second];
+    ++mean.runs;
+    const auto x = number_at(*point, axes.x), y = number_at(*point, axes.y);
+    if (runs[place->second] == 0 && (is_new || (x && y))) {
+      mean.x = x;
+      mean.y = y;
+    }
+    if (!x || !y) continue;
+    const auto n = double(++runs[place->second]);
+    mean.x = *mean.x + (*x - *mean.x) / n;
+    mean.y = *mean.y + (*y - *mean.y) / n;
   }
   // By group, then x; points without x last.
   const auto key = [&](const ParetoPoint& point) {
@@ -275,10 +303,12 @@ std::string pareto_text(const Pareto& pareto) {
     row.push_back(number_text(*point.y));
   }
   const std::size_t shown = rows.size();
-  return fmt::format("{}\n{} of {} points are on a frontier (least {}, {} {})\n",
+  const bool means =
+      std::ranges::any_of(pareto.points, [](const auto& point) { return point.runs > 1; });
+  return fmt::format("{}\n{} of {} points are on a frontier (least {}, {} {}){}\n",
                      narrow_table(std::move(head), std::move(rows), settings), shown,
                      pareto.points.size(), pareto.x_name, pareto.least_y ? "least" : "most",
-                     pareto.y_name);
+                     pareto.y_name, means ? "; each is the mean over its seeds" : "");
 }
 
 std::string pareto_csv(const Pareto& pareto) {

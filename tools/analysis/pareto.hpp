@@ -24,13 +24,15 @@ struct ParetoAxes {
   std::string y{metric("tokens_per_s_per_gpu").pointer};  ///< to maximise, unless ...
   bool least_y = false;                                   ///< ... it is to be minimised: a cost
   std::vector<std::string> by = {};                       ///< a frontier for each of their values
+  bool each_seed = false;  ///< runs that differ in their seed alone are points of their own
 };
 
 struct ParetoPoint {
-  std::string config_hash;
+  std::string config_hash;     ///< of its first run
   std::vector<Json> group;     ///< values of `by`, null where a point has none
   std::vector<Json> settings;  ///< values of the other axes that vary, null where a point has none
   std::optional<double> x, y;  ///< nothing where the report has null, e.g. a TPOT of no request
+  std::size_t runs = 1;        ///< that differ in their seed alone; x and y are their means
   bool on_frontier = false;    ///< of its group
 };
 

@@ -34,7 +34,7 @@ const StoredPoint& best_of_all(const BestChoice& choice) {
       if (better) best = &value;
     }
   }
-  return *best->point;
+  return *best->points.front();
 }
 
 // What each value of the axis gains and costs.

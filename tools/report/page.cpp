@@ -550,7 +550,9 @@ void add_details(OrderedJson& data, const Pareto& curves, const Json& config,
 }  // namespace
 
 OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const ReportOf& report_of) {
-  const Pareto curves = pareto(sweep, options.axes);
+  ParetoAxes axes = options.axes;
+  axes.each_seed = true;
+  const Pareto curves = pareto(sweep, axes);
   std::map<std::string, StoredPoint*> by_hash;
   Done done;
   for (StoredPoint& point : sweep.points) {

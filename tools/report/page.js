@@ -129,20 +129,38 @@ const latency = (p, name) => p.metrics[metric_at(`/metrics/${state.statistic}_${
 const keeps_limits = p => ['ttft', 'tpot'].every(name => state.limits[name] === null || (latency(p, name) ?? 0) <= state.limits[name]);
 
 const groups = data.groups.map((_, g) => data.points.filter(p => p.group === g));
-const frontiers = () => groups.map(points => frontier(points.filter(keeps_limits), state.x, state.y));
 
-// Runs of one point that differ in their seed alone: the mean and the range of both metrics.
-function ranges_over_seeds(points) {
-  const seed = data.settings.findIndex(name => name === 'seed');
-  if (seed < 0) return [];
+// Runs that differ in their seed alone.
+const seed_place = data.settings.findIndex(name => name === 'seed');
+function alike(points) {
   const runs = new Map();
   for (const p of points) {
-    if (p.metrics[state.x] === null || p.metrics[state.y] === null) continue;
-    const key = JSON.stringify(p.settings.filter((_, i) => i !== seed));
+    const key = JSON.stringify([p.group, seed_place < 0 ? p.id : p.settings.filter((_, i) => i !== seed_place)]);
     runs.set(key, [...(runs.get(key) || []), p]);
   }
+  return [...runs.values()];
+}
+
+// Each such set as one point, its mean: else the luckiest seed of each would make the frontier.
+function over_seeds(points) {
+  return alike(points).map(runs => {
+    if (runs.length === 1) return runs[0];
+    const mean = m => {
+      const values = runs.map(p => p.metrics[m]).filter(value => value !== null);
+      return values.length ? values.reduce((a, b) => a + b) / values.length : null;
+    };
+    return { ...runs[0], runs, metrics: data.metrics.map((_, m) => mean(m)), settings: runs[0].settings.map((s, i) => (i === seed_place ? `mean of ${runs.length}` : s)) };
+  });
+}
+const runs_of = p => p.runs || [p];
+
+const frontiers = () => groups.map(points => frontier(over_seeds(points).filter(keeps_limits), state.x, state.y));
+
+// The mean and the range of both metrics over the seeds of a point.
+function ranges_over_seeds(points) {
+  const runs = alike(points.filter(p => p.metrics[state.x] !== null && p.metrics[state.y] !== null));
   const spread = values => [values.reduce((a, b) => a + b) / values.length, Math.min(...values), Math.max(...values)];
-  return [...runs.values()].filter(same => same.length > 1)
+  return runs.filter(same => same.length > 1)
     .map(same => [...spread(same.map(p => p.metrics[state.x])), ...spread(same.map(p => p.metrics[state.y]))]);
 }
 
@@ -274,13 +292,13 @@ function draw_frontier() {
     series,
   });
   chart.off('click');
-  chart.on('click', i => { if (i.data && i.data.point) select(i.data.point); });
+  chart.on('click', i => { if (i.data && i.data.point) select(runs_of(i.data.point)[0]); });
   chart.off('datazoom');
   chart.on('datazoom', () => {
     const zooms = chart.getOption().dataZoom.slice(-2);
     zoom = zooms.map(z => [z.start, z.end]);
   });
-  const shown = best.flat().length, all = data.points.length, missing = data.points.filter(p => !keeps_limits(p)).length;
+  const shown = best.flat().flatMap(runs_of).length, all = data.points.length, missing = data.points.filter(p => !keeps_limits(p)).length;
   by_id('frontier-note').textContent =
     `Lines join the points that no other of their group beats (${x.less ? 'less' : 'more'} “${x.label}”, ${y.less ? 'less' : 'more'} “${y.label}”): ` +
     `${shown} of ${all} points.` + (shown + missing < all ? ' Faint points are beaten.' : '') +
@@ -305,7 +323,7 @@ function walk(step) {
   const best = frontiers();
   const points = best.flatMap((list, g) => state.hidden.has(String(g)) ? [] : list);
   if (!points.length) return;
-  const place = points.indexOf(walk.at);
+  const place = points.findIndex(p => walk.at && p.id === walk.at.id);
   walk.at = points[(place + step + points.length) % points.length] || points[0];
   const series = charts.get('frontier-chart').getOption().series;
   const s = series.findIndex(one => one.type === 'line' && one.data.some(d => d.point && d.point.id === walk.at.id));
@@ -393,7 +411,7 @@ function show_best() {
   const limit = Number(by_id('limit').value), baseline = Number(by_id('best-baseline').value);
   const keeps = p => p.metrics[state.x] !== null && p.metrics[state.y] !== null &&
     (x.less ? p.metrics[state.x] <= limit : p.metrics[state.x] >= limit);
-  const best = groups.map(points => best_of(points.filter(p => keeps(p) && keeps_limits(p))));
+  const best = groups.map(points => best_of(over_seeds(points).filter(p => keeps(p) && keeps_limits(p))));
   const head = element('thead', {}, element('tr', {}, element('th', { class: 'text' }, 'group'), element('th', {}, with_unit(y)),
     element('th', {}, 'ratio'), element('th', {}, with_unit(x)), element('th', { class: 'text' }, 'at')));
   const rows = groups.map((points, g) => {
@@ -410,7 +428,8 @@ function show_best() {
 // The point of the most (or least) y that keeps the limits; null where none are set.
 function best_within_limits() {
   if (Object.values(state.limits).every(limit => limit === null)) return null;
-  return best_of(data.points.filter(p => keeps_limits(p) && p.metrics[state.y] !== null));
+  const best = best_of(over_seeds(data.points).filter(p => keeps_limits(p) && p.metrics[state.y] !== null));
+  return best && runs_of(best)[0];
 }
 
 // A ratio, with an arrow and a colour that say whether it is good.
@@ -693,7 +712,7 @@ function show_points() {
     show_points();
     by_id('points-table').querySelectorAll('thead button')[i].focus();
   };
-  const best = new Set(frontiers().flat().map(p => p.id));
+  const best = new Set(frontiers().flat().flatMap(runs_of).map(p => p.id));
   by_id('points-table').replaceChildren(
     element('thead', {}, element('tr', {}, element('th', { class: 'text' }, 'point'), columns.map((c, i) => element('th', {
       class: c.value ? c.kind : 'text', 'aria-sort': state.sort === i ? (state.descending ? 'descending' : 'ascending') : 'none',
@@ -740,7 +759,7 @@ function show_header() {
 
 // What the chart shows, in a sentence: whose points no other beats, and the most that they reach.
 function show_result() {
-  const best = frontier(data.points.filter(keeps_limits), state.x, state.y);
+  const best = frontier(over_seeds(data.points).filter(keeps_limits), state.x, state.y);
   by_id('result').hidden = !best.length || !!data.preface;
   if (!best.length) return;
   const x = data.metrics[state.x], y = data.metrics[state.y];
@@ -808,7 +827,7 @@ function start() {
   by_id('frontier-chart').addEventListener('keydown', event => {
     const actions = {
       ArrowRight: () => walk(1), ArrowLeft: () => walk(-1), ArrowDown: () => walk(1), ArrowUp: () => walk(-1),
-      Enter: () => walk.at && select(walk.at), '+': () => zoom_by(0.6), '-': () => zoom_by(1 / 0.6), 0: () => set_zoom(null),
+      Enter: () => walk.at && select(runs_of(walk.at)[0]), '+': () => zoom_by(0.6), '-': () => zoom_by(1 / 0.6), 0: () => set_zoom(null),
     };
     if (!actions[event.key]) return;
     event.preventDefault();
@@ -829,7 +848,7 @@ function start() {
   show_unfinished();
   const asked = data.points.find(p => `#${p.id}` === location.hash);
   const last_curve = frontiers().filter(points => points.length).at(-1) || data.points;
-  state.selected = asked || data.points.find(p => p.id === data.chosen) || best_within_limits() || last_curve[Math.floor(last_curve.length / 2)];
+  state.selected = asked || data.points.find(p => p.id === data.chosen) || best_within_limits() || runs_of(last_curve[Math.floor(last_curve.length / 2)])[0];
   show_point();
   show_points();
   draw_all();

@@ -54,9 +54,9 @@ bool has_sessions(const SweepPoint& point) {
 }
 
 Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
-  if (sweep.document.contains("seeds"))
-    file.fail("tune compares runs of one seed; leave \"seeds\" out");
   const auto axes = axes_of(sweep.document);
+  if (std::ranges::find(axes, "/seed", &Axis::pointer) != axes.end())
+    file.fail("tune compares runs of one seed; leave \"seeds\" and \"/seed\" out");
   Grid grid{.sessions = std::ranges::any_of(sweep.points, has_sessions)};
   if (grid.sessions && !std::ranges::all_of(sweep.points, has_sessions))
     file.fail("requests and sessions have loads of different kinds; tune them apart");
