@@ -223,6 +223,7 @@ class World:
         if self.chance(0.12):
             e["pools"] = {"prefill": {"scheduling": self.scheduling(without=("decode_only",))},
                           "decode": {"scheduling": {"type": "decode_only", "max_num_seqs": 16}}}
+            del e["scheduling"]
             if self.chance(0.5):
                 e["pools"]["prefill"]["parallel"] = {"dp": 2, "tp": self.one_of(1, 2), "ep": 2}
             if self.chance(0.5):

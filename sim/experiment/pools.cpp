@@ -144,6 +144,20 @@ KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tok
           time(per_link), time(layer)};
 }
 
+bool both_pools_have(const Json& config, const std::string& key) {
+  static const Json::json_pointer prefill("/pools/prefill"), decode("/pools/decode");
+  return config.contains(prefill) && config.contains(decode) && config[prefill].contains(key) &&
+         config[decode].contains(key);
+}
+
+void refuse_keys_beside_pools(const ConfigNode& experiment) {
+  if (!experiment.json().is_object()) return;
+  for (const auto& [key, value] : experiment.json().items()) {
+    if (both_pools_have(experiment.json(), key))
+      experiment.child(key).fail("has no effect, because both pools have their own; leave it out");
+  }
+}
+
 std::span<const Key> pools_keys() {
   static constexpr Form pool = form::partial_object(pooled_group_keys);
   static constexpr Key keys[] = {{"prefill", pool, required, "keys of the groups that prefill"},
@@ -292,7 +306,8 @@ ExperimentSpec read_pools(const ConfigNode& node, const Policies& policies) {
   });
 }
 
-// What is of both pools stands beside them, everything else in each.
+// What is of both pools stands beside them, everything else in each. What both had in common is
+// then in each too, and has no effect beside them.
 Json resolved_pools(const ExperimentSpec& spec) {
   const auto resolved = [](const PoolSpec& pool) {
     return pool.node.resolved().at(Json::json_pointer(pool.node.pointer()));
@@ -308,6 +323,8 @@ Json resolved_pools(const ExperimentSpec& spec) {
   for (const std::string_view name : of_both_pools) put_beside(std::string(name));
   if (one_cluster(spec.pools.front(), spec.pools.back())) put_beside("cluster");
   config["pools"] = {{"prefill", std::move(prefill)}, {"decode", std::move(decode)}};
+  for (const auto& [key, value] : spec.node.json().items())
+    if (both_pools_have(config, key)) config.erase(key);
   config["kv_transfer"] = {{"level", levels[spec.kv_link->network ? 1 : 0]},
                            {"overlap", spec.kv_link->overlap}};
   if (spec.kv_link->decode_offload) config["kv_transfer"]["decode_offload"] = true;

@@ -41,6 +41,11 @@ struct KvTransferCost {
 /// of a prompt (a narrower tp, fewer stages, a window). The experiment has two pools.
 KvTransferCost kv_transfer(const Experiment&, std::int32_t prompt_tokens);
 
+/// True if both pools have a key of their own, so that the one beside them has no effect.
+bool both_pools_have(const Json& config, const std::string& key);
+/// Throws ConfigError where a key stands beside pools that both have their own.
+void refuse_keys_beside_pools(const ConfigNode& experiment);
+
 /// Prefill and decode on GPUs of their own: {"prefill": {..}, "decode": {..}} under "pools", and
 /// "kv_transfer": {"level": "nvlink" | "network", "overlap": true}. A request is prefilled, up to
 /// its first token, in one pool; its KV cache crosses a link; it is decoded in the other. Each pool

@@ -70,6 +70,8 @@ TEST_CASE("prompts are computed in one pool and tokens decoded in the other") {
 TEST_CASE("the resolved config of a run with pools is a config that gives the same run") {
   const Report first = run(load(apart()));
   const Json config = Json::parse(first.document()["context"]["config"].dump());
+  for (const auto& [key, value] : config.items()) CHECK(!both_pools_have(config, key));
+  refuse_keys_beside_pools({config, "config.json"});
   OrderedJson again = run(load(config)).document(), before = first.document();
   again.erase("context");
   before.erase("context");

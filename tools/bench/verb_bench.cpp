@@ -28,6 +28,7 @@ struct BenchOptions {
 // The experiment under the load of each run of the benchmark.
 std::vector<BenchComparison> run_beside(const BenchOptions& options) {
   const ConfigNode experiment = ConfigNode::from_file(options.config);
+  refuse_keys_beside_pools(experiment);
   TraceLibrary traces;
   std::vector<BenchComparison> comparisons;
   for (const std::string& file : options.results) {
@@ -74,6 +75,7 @@ std::string write_anchor(const Anchor& anchor, const std::string& output) {
 /// Fits the anchor of the deployment that the benchmarks were run on.
 std::string anchor_benchmarks(const BenchOptions& options) {
   const ConfigNode experiment = ConfigNode::from_file(options.config);
+  refuse_keys_beside_pools(experiment);
   TraceLibrary traces;
   std::array<std::vector<AnchorRun>, 2> runs;  // TPOT, TTFT
   constexpr std::array<std::array<const char*, 2>, 2> figures{

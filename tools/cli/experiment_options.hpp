@@ -9,28 +9,13 @@
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
+#include "sim/experiment/pools.hpp"
 #include "sim/experiment/shared_cluster.hpp"
 #include "tools/cli/serving_options.hpp"
 
 namespace moesim {
 
-/// Whether both pools have a key of their own, which then has no effect beside them.
-inline bool both_pools_have(const Json& config, const std::string& key) {
-  const Json::json_pointer prefill("/pools/prefill"), decode("/pools/decode");
-  return config.contains(prefill) && config.contains(decode) && config[prefill].contains(key) &&
-         config[decode].contains(key);
-}
-
-/// Throws ConfigError where a key stands beside pools that both have their own.
-inline void refuse_keys_beside_pools(const Json& config, const ConfigNode& file) {
-  if (!config.is_object()) return;
-  for (const auto& [key, value] : config.items()) {
-    if (both_pools_have(config, key))
-      file.child(key).fail("has no effect, because both pools have their own; leave it out");
-  }
-}
-
-/// The same of a change on the command line.
+/// Throws ConfigError where a change on the command line is beside pools that both have their own.
 inline void refuse_change_beside_pools(const Json& config, const std::string& change) {
   const std::string pointer = change.substr(0, change.find('='));
   const std::string key = pointer.substr(1, pointer.find('/', 1) - 1);
@@ -77,7 +62,8 @@ struct ExperimentOptions {
     if (json.contains("base") && !json.contains("workload")) {
       file.fail("this is a sweep, not an experiment; run it with `moesim sweep`");
     }
-    refuse_keys_beside_pools(json, file);
+    if (!json.is_object()) file.fail("expected an object, the keys of an experiment");
+    refuse_keys_beside_pools(file);
     for (const std::string& change : overrides) apply_override(json, change);
     for (const std::string& change : overrides) refuse_change_beside_pools(json, change);
     if (seed) json["seed"] = *seed;

@@ -165,7 +165,10 @@ std::string choices_text(const Json& scores) {
   return wrapped(text, 100, 2) + "\n";
 }
 
-std::string engine_of(const Json& config) { return text_at(config, engine_name); }
+std::string engine_of(const Json& config) {
+  const std::string own = text_at(config, engine_name);
+  return own.empty() ? text_at(config, "/pools/decode/engine/name") : own;
+}
 
 std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine) {
   const bool apart =

@@ -8,6 +8,7 @@
 #include <tbb/parallel_invoke.h>
 
 #include "hardware/at.hpp"
+#include "hardware/find_value.hpp"
 #include "sim/engines/serving_engine.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
@@ -28,71 +29,72 @@ struct WhatIfOptions {
   std::string ep, engine;
 };
 
-// The keys of the groups that decode: changes of experts, copies and routing are theirs.
-Json& decoders(Json& config) {
-  return config.contains("pools") ? config["pools"]["decode"] : config;
-}
-
-// Experts of the model, as the config names it.
-int experts_of(const ConfigNode& config, TraceLibrary& traces) {
-  return load_experiment(config, traces).decode().model.experts;
-}
-
-// Whether decode steps tell every GPU the choices of all tokens.
-bool decodes_give_counts(const ConfigNode& config, TraceLibrary& traces) {
-  const Experiment experiment = load_experiment(config, traces);
-  const std::vector<PhaseSpec>& phases = experiment.decode().phases;  // of a dense model: none
-  return !phases.empty() && phases[at(StepKind::decode)].dispatch->gives_global_counts();
-}
-
-void add_copies(Json& config, int redundant, int experts) {
-  if (experts == 0) throw ConfigError("--redundant: the model has no experts");
-  Json& group = decoders(config);
-  const Json plan = group.value("parallel", Json::object());
-  const int spread = plan.value("dp", 1) * plan.value("tp", 1);
-  if (redundant > 0 && plan.value("ep", spread) == 1) {
-    throw ConfigError(
-        spread == 1 ? "--redundant: one GPU holds all experts, and copies have no place"
-                    : "--redundant: every expert is cut over all GPUs (ep 1), and copies need "
-                      "several EP ranks; give --ep on too");
-  }
-  if (!group.contains("placement")) group["placement"] = config.value("placement", Json::object());
-  Json& placement = group["placement"];
-  placement = ConfigNode(placement, "what-if", "/placement").as_policy().json();
-  if (!placement.contains("type")) placement["type"] = "eplb";
-  placement["replication"] = 1 + double(redundant) / experts;
-}
-
-// METRO needs the choices of the whole group. A dispatch that tells them stays as it is.
-void route_by_metro(Json& config, bool counts_are_given) {
-  config["token_routing"]["decode"] = "metro";
-  if (counts_are_given) return;
-  decoders(config)["dispatch"]["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
+// A key of the groups that decode, their own from now on. A pool's key replaces the whole of that
+// beside the pools.
+Json& own_of_decoders(Json& config, const char* key) {
+  if (!config.contains("pools")) return config[key];
+  Json& pool = config["pools"]["decode"];
+  if (!pool.contains(key) && config.contains(key)) pool[key] = config[key];
+  if (both_pools_have(config, key)) config.erase(key);
+  return pool[key];
 }
 
 // Experts of the decoding groups over all their GPUs, or every one sliced over them.
-void spread_experts(Json& config, bool on) {
-  Json& plan = decoders(config)["parallel"];
-  plan["ep"] = on ? plan.value("dp", 1) * plan.value("tp", 1) : 1;
+int ep_of(const ParallelPlan& now, std::string_view asked) {
+  return asked.empty() ? now.ep : asked == "on" ? now.expert_gpus() : 1;
+}
+
+void add_copies(Json& config, int redundant, const Deployment& e, int ep) {
+  if (e.model.experts == 0) throw ConfigError("--redundant: the model has no experts");
+  if (redundant > 0 && ep == 1) {
+    throw ConfigError(e.parallel.expert_gpus() == 1
+                          ? "--redundant: one GPU holds all experts, and copies have no place"
+                          : "--redundant: every expert is cut over all GPUs (ep 1), and copies "
+                            "need several EP ranks; give --ep on too");
+  }
+  Json& placement = own_of_decoders(config, "placement");
+  if (placement.is_null()) placement = Json::object();
+  placement = ConfigNode(placement, "what-if", "/placement").as_policy().json();
+  if (!placement.contains("type")) placement["type"] = "eplb";
+  placement["replication"] = 1 + double(redundant) / e.model.experts;
+}
+
+// METRO needs the choices of the whole group. A dispatch that tells them stays as it is.
+void route_by_metro(Json& config, const Deployment& e) {
+  own_of_decoders(config, "token_routing")["decode"] = "metro";
+  const std::vector<PhaseSpec>& phases = e.phases;  // of a dense model: none
+  if (!phases.empty() && phases[at(StepKind::decode)].dispatch->gives_global_counts()) return;
+  own_of_decoders(config, "dispatch")["decode"] = {{"type", "all_gather"},
+                                                   {"combine", "all_to_all"}};
 }
 
 // The preset of another engine. Of the one before nothing stays, version and recipe are its own. A
 // scheduler that some engine has becomes that of the other one.
-void change_engine(Json& config, const ServingEngine& engine) {
-  config["engine"] = {{"name", engine.name}};
-  if (!config.contains("scheduling")) return;
-  Json& scheduling = config["scheduling"];
+void change_engine(Json& group, const ServingEngine& engine) {
+  group["engine"] = {{"name", engine.name}};
+  if (!group.contains("scheduling")) return;
+  Json& scheduling = group["scheduling"];
   if (scheduling.is_object() && !scheduling.contains("type")) return;
   Json& type = scheduling.is_object() ? scheduling["type"] : scheduling;
   if (std::ranges::any_of(serving_engines(), [&](const auto& e) { return type == e.scheduler(); }))
     type = engine.scheduler();
 }
 
+// Both pools get the engine.
+void change_engines(Json& config, const ServingEngine& engine) {
+  change_engine(config, engine);
+  if (!config.contains("pools")) return;
+  for (const char* name : {"prefill", "decode"}) change_engine(config["pools"][name], engine);
+  config.erase("engine");
+}
+
 // Another engine by --set leaves the scheduler as it is.
 std::string remark_on_engine(const ConfigNode& base, const ConfigNode& other,
                              const WhatIfOptions& options) {
-  const Json::json_pointer name("/engine/name");
-  const auto named = [&](const ConfigNode& config) { return config.json().value(name, ""); };
+  const auto named = [](const ConfigNode& config) {
+    const Json* name = find_value(config.json(), "/engine/name");
+    return name != nullptr && name->is_string() ? name->get<std::string>() : "";
+  };
   const std::string engine = named(other);
   if (!options.engine.empty() || engine.empty() || named(base) == engine) return "";
   return fmt::format(
@@ -101,12 +103,14 @@ std::string remark_on_engine(const ConfigNode& base, const ConfigNode& other,
       engine, engine);
 }
 
-ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options, TraceLibrary& traces) {
+// `e` is what decodes in `base`.
+ConfigNode changed(const ConfigNode& base, const Deployment& e, const WhatIfOptions& options) {
   Json config = base.json();
-  if (!options.engine.empty()) change_engine(config, *find_engine(options.engine));
-  if (!options.ep.empty()) spread_experts(config, options.ep == "on");
-  if (options.redundant >= 0) add_copies(config, options.redundant, experts_of(base, traces));
-  if (options.metro) route_by_metro(config, decodes_give_counts(base, traces));
+  if (!options.engine.empty()) change_engines(config, *find_engine(options.engine));
+  const int ep = ep_of(e.parallel, options.ep);
+  if (ep != e.parallel.ep) own_of_decoders(config, "parallel")["ep"] = ep;
+  if (options.redundant >= 0) add_copies(config, options.redundant, e, ep);
+  if (options.metro) route_by_metro(config, e);
   for (const std::string& change : options.experiment.overrides) apply_override(config, change);
   for (const std::string& change : options.experiment.overrides)
     refuse_change_beside_pools(config, change);
@@ -223,10 +227,11 @@ int run(const WhatIfOptions& options) {
   ExperimentOptions as_it_is = options.experiment;
   as_it_is.overrides.clear();
   TraceLibrary traces;
-  const ConfigNode base = as_it_is.read(), other = changed(base, options, traces);
+  const ConfigNode base = as_it_is.read();
   Remarks remarks;
-  remarks.say(remark_on_engine(base, other, options));
   const Experiment first = remarks.say_of(load_experiment(base, traces));
+  const ConfigNode other = changed(base, first.decode(), options);
+  remarks.say(remark_on_engine(base, other, options));
   const Experiment second = remarks.say_of(load_experiment(other, traces));
   Report before, after;
   tbb::parallel_invoke([&] { before = moesim::run(first); }, [&] { after = moesim::run(second); });

@@ -19,6 +19,7 @@
 #include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/shipped.hpp"
+#include "sim/experiment/pools.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/trust.hpp"
@@ -177,6 +178,16 @@ void assign(Json& config, const std::string& pointer, const Json& value, const C
   config[place] = value;
 }
 
+// A value that both pools replace by their own would give equal points.
+void refuse_beside_pools(const Json& config, const std::string& pointer, const ConfigNode& block) {
+  const std::string key = Json::json_pointer(pointer.substr(0, pointer.find('/', 1))).back();
+  if (!both_pools_have(config, key)) return;
+  block.fail(fmt::format(
+      "\"{0}\" has no effect, because both pools have their own \"{1}\"; set \"/pools/prefill{0}\" "
+      "or \"/pools/decode{0}\"",
+      pointer, key));
+}
+
 // What some values of a key bring along, by the value's text.
 struct Coupling {
   std::string pointer, value;
@@ -287,6 +298,7 @@ ConfigNode read_base(const ConfigNode& node) {
   ConfigNode base = node.json().is_string() ? ConfigNode::from_file(node.relative(node.text()))
                                             : ConfigNode(node.json(), node.file());
   if (!base.json().is_object()) node.fail("expected the name of an experiment, or an experiment");
+  refuse_keys_beside_pools(base);
   return base;
 }
 
@@ -532,6 +544,8 @@ Sweep expand_sweep(const ConfigNode& file) {
         Json config = base.json();
         for (const auto& [pointer, value] : assignment)
           assign(config, pointer, value, block.node());
+        for (const auto& [pointer, value] : assignment)
+          refuse_beside_pools(config, pointer, block.node());
         const std::uint64_t inputs = files.of(config, base.file().parent_path());
         SweepPoint point = sweep_point(std::move(config), inputs);
         const auto [place, is_new] = place_of.emplace(point.config_hash, sweep.points.size());

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "sim/experiment/pools.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
@@ -56,6 +57,7 @@ void read_configs(const std::string& name, const std::vector<std::string>& overr
   };
   const ConfigNode file = ConfigNode::from_file(name);
   if (!file.json().contains("base") || file.json().contains("workload")) {
+    refuse_keys_beside_pools(file);
     add(std::filesystem::path(name).stem().string(), file.json(), file.file());
     return;
   }

@@ -6,6 +6,7 @@
 
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
+#include "sim/experiment/pools.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/bench/anchors.hpp"
@@ -135,6 +136,7 @@ BothFidelities run_both(const std::filesystem::path& config) {
   TraceLibrary traces;
   const auto run_as = [&](const char* fidelity, double& seconds) {
     const ConfigNode file = ConfigNode::from_file(config);
+    refuse_keys_beside_pools(file);
     Json json = file.json();
     json["fidelity"] = fidelity;
     const Experiment experiment = load_experiment(ConfigNode(std::move(json), config), traces);
