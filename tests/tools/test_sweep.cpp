@@ -170,6 +170,49 @@ TEST_CASE("points are others once a file has changed that their config names, ho
   CHECK(hash() == before);
 }
 
+TEST_CASE("points are others once a checkpoint's precisions or a GPU's tables have changed") {
+  const test::TemporaryFolder folder;
+  std::filesystem::create_directories(folder / "model");
+  std::filesystem::create_directories(folder / "tables/vllm-1");
+  folder.write("sweep.json", R"({"base": {"model": "model", "gpu": {"profiles": "tables"}, "a": 0},
+                                 "axes": {"/a": [1]}})");
+  const std::vector<std::string> names{"model/config.json", "model/hf_quant_config.json",
+                                       "tables/errors.csv", "tables/vllm-1/gemm.csv.gz"};
+  for (const std::string& name : names) folder.write(name, "{}");
+  const auto hash = [&] {
+    return expand_sweep(ConfigNode::from_file(folder / "sweep.json")).points.front().config_hash;
+  };
+  const std::string before = hash();
+  for (const std::string& name : names) {
+    CAPTURE(name);
+    folder.write(name, "[]");
+    CHECK(hash() != before);
+    folder.write(name, "{}");
+    CHECK(hash() == before);
+  }
+  std::filesystem::rename(folder / "tables/vllm-1", folder / "tables/vllm-2");
+  CHECK(hash() != before);
+}
+
+TEST_CASE("a sweep refuses what both pools replace by their own") {
+  const test::TemporaryFolder folder;
+  const auto refuses = [&](const char* sweep, const char* line) {
+    folder.write("sweep.json", sweep);
+    CHECK_THROWS_WITH(expand_sweep(ConfigNode::from_file(folder / "sweep.json")),
+                      Catch::Matchers::Contains(line));
+  };
+  folder.write("pools.json", R"({"pools": {"prefill": {"a": 1}, "decode": {"a": 2}}})");
+  refuses(R"({"base": "pools.json", "axes": {"/a": [1, 2]}})",
+          "\"/a\" has no effect, because both pools have their own");
+  folder.write("both.json", R"({"a": 0, "pools": {"prefill": {"a": 1}, "decode": {"a": 2}}})");
+  refuses(R"({"base": "both.json", "axes": {"/pools/decode/a": [1, 2]}})",
+          "both.json:/a: has no effect");
+  // A key that one pool inherits has one.
+  folder.write("one.json", R"({"a": 0, "pools": {"prefill": {}, "decode": {"a": 2}}})");
+  folder.write("sweep.json", R"({"base": "one.json", "axes": {"/a": [1, 2]}})");
+  CHECK(expand_sweep(ConfigNode::from_file(folder / "sweep.json")).points.size() == 2);
+}
+
 TEST_CASE(
     "points are others once any part of a routing trace has changed that their config names") {
   const test::TemporaryFolder folder;

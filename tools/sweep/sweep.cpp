@@ -438,8 +438,9 @@ std::string file_content(const std::filesystem::path& file, std::uintmax_t size)
   return content;
 }
 
-// What the files hold that configs name, each read once. A JSON file's own files count too, a
-// routing trace is its three files, and of a file above 64 MiB pieces of that much in all count.
+// What the files hold that configs name, each read once. A JSON file's own files count too, and
+// what a checkpoint has beside it. A routing trace is its three files, a GPU's tables are a folder.
+// Of a file above 64 MiB pieces of that much in all count.
 class FileFingerprints {
  public:
   /// 0 if the config names none. Every text that is the path of a file is taken for its name.
@@ -447,7 +448,11 @@ class FileFingerprints {
     std::uint64_t all = 0;
     if (config.is_string()) return of_text(config.get<std::string>(), folder);
     if (!config.is_structured()) return 0;
-    for (const Json& value : config) all = and_also(all, of(value, folder));
+    for (const auto& [key, value] : config.items()) {
+      all = and_also(all, of(value, folder));
+      if (key == "profiles" && value.is_string())
+        all = and_also(all, of_tables(folder / value.get<std::string>()));
+    }
     return all;
   }
 
@@ -473,7 +478,12 @@ class FileFingerprints {
     std::error_code none;
     if (!is_new) return known->second;
     std::uint64_t print = 0;
-    if (std::filesystem::is_regular_file(path, none)) print = of_file(path);
+    if (std::filesystem::is_regular_file(path, none)) {
+      print = of_file(path);
+      const auto beside = path.parent_path() / "hf_quant_config.json";
+      if (path != beside && std::filesystem::is_regular_file(beside, none))
+        print = and_also(print, of_path(beside));
+    }
     if (std::filesystem::is_regular_file(path / "config.json", none))
       print = of_path(path / "config.json");
     if (std::filesystem::is_regular_file(path / "meta.json", none)) {
@@ -481,6 +491,22 @@ class FileFingerprints {
         print = and_also(print, of_path(path / name));
     }
     return known_[path.string()] = print;
+  }
+
+  std::uint64_t of_tables(const std::filesystem::path& folder) {
+    const auto [known, is_new] = known_.try_emplace(folder.string() + "/*", 0);
+    if (!is_new) return known->second;
+    std::error_code none;
+    std::set<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder, none))
+      if (entry.is_regular_file(none)) files.insert(entry.path());
+    std::uint64_t print = 0;
+    for (const std::filesystem::path& file : files) {
+      const std::string content = file_content(file, std::filesystem::file_size(file, none));
+      print = and_also(and_also(print, fnv1a(file.lexically_relative(folder).string())),
+                       fnv1a(content));
+    }
+    return known->second = print;
   }
 
   std::uint64_t of_file(const std::filesystem::path& file) {
