@@ -77,6 +77,8 @@ struct ServingOptions {
     ServingQuestion asked = question;
     asked.model = anywhere(model);
     std::string remark;
+    if (const std::string taken = settle_checkpoint(asked); !taken.empty())
+      spdlog::info("{}", taken);
     asked.cluster =
         gpu.empty() ? anywhere(cluster) : cluster_of(gpu, plan.attention_gpus() * plan.pp, remark);
     asked.prompt = tokens_of_option("--isl", prompt);

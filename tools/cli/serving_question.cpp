@@ -8,6 +8,7 @@
 
 #include "hardware/fabric.hpp"
 #include "hardware/shipped.hpp"
+#include "models/checkpoints.hpp"
 #include "sim/engines/serving_engine.hpp"
 #include "traces/gating/presets.hpp"
 
@@ -154,6 +155,36 @@ Json base_deployment(const ServingQuestion& question, const MoeModel& model,
   if (!question.ttft.empty()) config["slo"]["ttft"] = question.ttft;
   if (!question.tpot.empty()) config["slo"]["tpot"] = question.tpot;
   return config;
+}
+
+std::string settle_checkpoint(ServingQuestion& question) {
+  const auto name_of = [](Precision p) {
+    return std::string(precision_names[static_cast<std::size_t>(p)]);
+  };
+  const auto zoo = [](const std::string& name) {
+    return read_checkpoints(ConfigNode::from_file(*shipped_file(Shipped::model, name)));
+  };
+  if (!question.model.is_string()) return {};
+  const auto named = question.model.get<std::string>();
+  if (!shipped_file(Shipped::model, named)) {
+    for (const std::string& model : shipped_names(Shipped::model)) {
+      for (const auto& [precision, id] : zoo(model)) {
+        if (id != named) continue;
+        question.model = model;
+        if (question.precision.empty()) question.precision = name_of(precision);
+        return fmt::format("{} is {} in {}", named, model, question.precision);
+      }
+    }
+    return {};
+  }
+  const Checkpoints known = zoo(named);
+  const auto blocks = known.find(Precision::fp8_block);
+  if (question.precision != name_of(Precision::fp8) || known.contains(Precision::fp8) ||
+      blocks == known.end())
+    return {};
+  question.precision = name_of(Precision::fp8_block);
+  return fmt::format("--precision fp8: the known FP8 weights, {}, are in fp8_block",
+                     blocks->second);
 }
 
 int tokens_of_option(const std::string& option, const std::string& text) {

@@ -44,6 +44,11 @@ Json engine_dispatch(const std::string& engine);
 Json base_deployment(const ServingQuestion&, const MoeModel&,
                      const std::optional<StoredPrecision>&);
 
+/// Takes a checkpoint of the zoo, as "Qwen/Qwen3-235B-A22B-FP8", for its model in its precision,
+/// and "fp8" for fp8_block where the known FP8 weights have a scale for each block. Returns what
+/// was taken as a sentence, or "". A precision that was asked for stays.
+std::string settle_checkpoint(ServingQuestion&);
+
 /// A number of tokens on the command line: "4096" as well as "4k". Throws ConfigError.
 int tokens_of_option(const std::string& option, const std::string& text);
 

@@ -38,7 +38,8 @@ namespace {
 
 struct PlanOptions {
   ServingQuestion question;
-  std::string model, gpu, cluster, output, launch, prompt = "1000", generated = "200", anchor;
+  std::string model, cluster, output, launch, prompt = "1000", generated = "200", anchor;
+  std::vector<std::string> gpu;  // several: a plan for each
   std::vector<int> gpus{8};
   double attainment = .9;
   double price = 0;  // dollars per GPU and hour; 0: the GPU file's
@@ -96,6 +97,8 @@ struct Asked {
 ServingQuestion read_question(const PlanOptions& options) {
   ServingQuestion question = options.question;
   question.model = anywhere(options.model);
+  if (const std::string remark = settle_checkpoint(question); !remark.empty())
+    spdlog::info("{}", remark);
   question.prompt = tokens_of_option("--isl", options.prompt);
   question.output = tokens_of_option("--osl", options.generated);
   if (!question.trace.empty()) question.trace = std::filesystem::absolute(question.trace).string();
@@ -123,10 +126,26 @@ std::string stem_of(const std::filesystem::path& name) {
   return (known ? name.parent_path() / name.stem() : name).string();
 }
 
-Asked ask(const PlanOptions& options, ServingQuestion question, int gpus) {
+// GPUs of one kind, "" where a cluster is named.
+struct Gpus {
+  std::string kind;
+  int count;
+};
+
+// What a plan is made for: each number of each kind.
+std::vector<Gpus> places_of(const PlanOptions& options) {
+  std::vector<Gpus> places;
+  for (const int count : options.gpus) {
+    for (const std::string& kind : options.gpu) places.push_back({kind, count});
+    if (options.gpu.empty()) places.push_back({"", count});
+  }
+  return places;
+}
+
+Asked ask(const PlanOptions& options, ServingQuestion question, const Gpus& gpus) {
   std::string remark;
-  question.cluster =
-      options.cluster.empty() ? cluster_of(options.gpu, gpus, remark) : anywhere(options.cluster);
+  question.cluster = options.cluster.empty() ? cluster_of(gpus.kind, gpus.count, remark)
+                                             : anywhere(options.cluster);
   if (!remark.empty()) spdlog::warn("{}", remark);
   const std::filesystem::path here = experiment_file;
   const ConfigNode model =
@@ -147,7 +166,8 @@ Asked ask(const PlanOptions& options, ServingQuestion question, int gpus) {
   Asked asked;
   asked.output = stem_of(options.output);
   if (!asked.keeps()) asked.scratch = std::make_shared<TemporaryStore>();
-  if (asked.keeps() && options.gpus.size() > 1) asked.output += fmt::format("-{}", gpus);
+  if (asked.keeps() && options.gpu.size() > 1) asked.output += "-" + gpus.kind;
+  if (asked.keeps() && options.gpus.size() > 1) asked.output += fmt::format("-{}", gpus.count);
   asked.search = {.base = std::move(base),
                   .model = std::move(read),
                   .cluster = read_cluster(cluster),
@@ -551,21 +571,26 @@ Plan search(const Asked& asked) {
   });
 }
 
-// How requests/s grow with GPUs.
+// How requests/s grow with GPUs, or differ by their kind.
 std::string scaling_text(const std::vector<Asked>& asked, const std::vector<Plan>& plans) {
   Table table({"GPUs", "req/s", "per GPU", "$/M out", "shape"});
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const int gpus = asked[i].search.cluster.gpus();
     if (plans[i].best.empty()) {
-      table.add({std::to_string(gpus), "-", "-", "-", "none meets the limits"});
+      table.add({asked[i].cluster, "-", "-", "-", "none meets the limits"});
       continue;
     }
     const SloRun& best = plans[i].best.front();
-    table.add({std::to_string(gpus), number_text(best.per_second()),
+    table.add({asked[i].cluster, number_text(best.per_second()),
                number_text(best.per_second() / gpus), cost(best, asked[i]),
                choices_of(best).shape()});
   }
-  return "\n" + table.text();
+  const auto unlike = [&](const Asked& one) {
+    return one.price && asked.front().price && one.price->source != asked.front().price->source;
+  };
+  const bool sources = std::ranges::any_of(asked, unlike);
+  return "\n" + table.text() +
+         (sources ? "prices are of unlike providers; --price sets one price for all\n" : "");
 }
 
 // Limits of turns: --ttft is that of each kind that has none of its own. The looser one is that of
@@ -664,7 +689,7 @@ int run_sessions(const PlanOptions& options) {
   const bool asks_tier = parse_quantity<Bytes>(options.host_memory) > Bytes(0);
   const InterruptGuard guard("the runs in flight are finished; again to stop at once");
   int code = 0;
-  for (const int gpus : options.gpus) {
+  for (const Gpus& gpus : places_of(options)) {
     const Asked asked = ask(options, question, gpus);
     TraceLibrary traces;
     Remarks remarks;
@@ -686,7 +711,7 @@ int run_requests(const PlanOptions& options) {
   const ServingQuestion question = read_question(options);
   const InterruptGuard guard("the runs in flight are finished; again to stop at once");
   std::vector<Asked> asked;
-  for (const int gpus : options.gpus) asked.push_back(ask(options, question, gpus));
+  for (const Gpus& gpus : places_of(options)) asked.push_back(ask(options, question, gpus));
   std::vector<Plan> plans;
   int code = 0;
   for (const Asked& one : asked) {
@@ -749,7 +774,10 @@ Without -o the answer is only printed. Exit 3 if no deployment meets the limits,
 // What is served, and on what.
 void add_hardware(CLI::App& command, PlanOptions& options) {
   command.add_option("--model", options.model, model_option)->required();
-  command.add_option("--gpu", options.gpu, "a name of moesim list gpus");
+  command
+      .add_option("--gpu", options.gpu,
+                  "a name of moesim list gpus; several, comma-separated: a plan for each")
+      ->delimiter(',');
   command
       .add_option("--gpus", options.gpus,
                   "number of GPUs; several numbers: a plan for each, and how it scales")
