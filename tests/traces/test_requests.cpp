@@ -2,7 +2,9 @@
 // When do requests arrive, and how long are they?
 #include <algorithm>
 #include <cmath>
+#include <set>
 
+#include "hardware/rng.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "traces/mapped_file.hpp"
@@ -318,6 +320,29 @@ TEST_CASE(
   CHECK(requests[0].request.recorded_class == 0);
   CHECK(requests[2].request.recorded_class == 1);
   CHECK(requests[3].request.recorded_class == 2);
+}
+
+TEST_CASE("a trace of lengths that repeats has tokens of its own each time") {
+  const TemporaryFile file(
+      "requests.jsonl",
+      R"({"timestamp": 0, "input_length": 1024, "output_length": 4, "hash_ids": [1, 2]}
+{"timestamp": 1, "input_length": 600, "output_length": 4, "hash_ids": [1, 3]}
+)");
+  const auto lengths = request_lengths().make(
+      config(R"({"type": "trace", "file": ")" + file.path().string() + "\"}"));
+  Rng rng(1, "test");
+  const auto ids = [&](std::int64_t index) {
+    const Request request = lengths->request(index, rng);
+    return std::pair(request.prompt_ids->spans[0].id, request.prompt_ids->spans[1].id);
+  };
+  std::set<std::uint64_t> seen;
+  for (const std::int64_t round : {0, 1, 2}) {
+    CHECK(ids(2 * round).first == ids(2 * round + 1).first);  // what they share they share again
+    CHECK(ids(2 * round).second != ids(2 * round + 1).second);
+    CHECK(seen.insert(ids(2 * round).first).second);
+    CHECK(seen.insert(ids(2 * round).second).second);
+  }
+  CHECK(lengths->request(3, rng).prompt_ids->tokens() == 600);
 }
 
 TEST_CASE("recorded lengths repeat from the first under other arrivals") {

@@ -57,6 +57,7 @@ OrderedJson requests_json(const RequestTrace& trace, std::int32_t id_block) {
   if (trace.has_arrivals) json["seconds"] = Seconds(trace.rows.back().arrival).count();
   json["prompt_tokens"] = to_json(summarize(prompts));
   json["output_tokens"] = to_json(summarize(outputs));
+  json["requests_with_hash_ids"] = named.size();
   if (named.size() == trace.rows.size()) json["reuse"] = reuse_json(named, id_block);
   return json;
 }
@@ -237,6 +238,12 @@ std::string request_info_text(const OrderedJson& info) {
   text += lengths.text() + "\n";
   if (info.contains("no_reuse"))
     return text + wrapped("Reuse is not told: " + info["no_reuse"].get<std::string>()) + "\n";
+  if (const auto some = info.value("requests_with_hash_ids", std::int64_t{0});
+      some > 0 && !info.contains("reuse"))
+    return text + fmt::format(
+                      "{} of {} requests have hash_ids: what prompts have in common is not "
+                      "said of the others.\n",
+                      some, info["requests"].get<std::int64_t>());
   if (!info.contains("reuse"))
     return text + "No hash_ids: the file does not say which prompts begin with the same tokens.\n";
   const OrderedJson& reuse = info["reuse"];

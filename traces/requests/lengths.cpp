@@ -110,12 +110,18 @@ class Drawn final : public Lengths {
   Lognormal prompt_, output_;
 };
 
-/// The rows in order; past the last, from the first again.
+/// The rows in order; past the last from the first again. These have tokens of their own, because a
+/// prefix cache would hold all of them otherwise.
 class FromTrace final : public Lengths {
  public:
   explicit FromTrace(ConfigReader& options) : trace_(read_request_trace(options.path("file"))) {}
   Request request(std::int64_t index, Rng&) const override {
-    return trace_.rows[static_cast<std::size_t>(index) % trace_.rows.size()].request;
+    const auto row = static_cast<std::size_t>(index);
+    Request request = trace_.rows[row % trace_.rows.size()].request;
+    const std::size_t round = row / trace_.rows.size();
+    if (round > 0 && request.prompt_ids)
+      request.prompt_ids = ids_of_others(*request.prompt_ids, round);
+    return request;
   }
   std::span<const std::string> classes() const override { return trace_.classes.names(); }
 

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/rng.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
 #include "traces/sessions/session_source.hpp"
@@ -60,6 +61,12 @@ PromptIds ids_of_blocks(std::int64_t prompt_tokens, std::int32_t block_tokens,
     of_prompt.spans.push_back({std::min(end, prompt_tokens), id});
   }
   return of_prompt;
+}
+
+std::shared_ptr<const PromptIds> ids_of_others(PromptIds ids, std::uint64_t round) {
+  for (PromptIds::Span& span : ids.spans)
+    span.id = Rng(span.id, fmt::format("round {}", round)).bits();
+  return std::make_shared<const PromptIds>(std::move(ids));
 }
 
 RequestWorkload read_workload(ConfigReader& workload) {

@@ -35,6 +35,9 @@ struct PromptIds {
 PromptIds ids_of_blocks(std::int64_t prompt_tokens, std::int32_t block_tokens,
                         std::span<const std::uint64_t> ids);
 
+/// The same spans with other tokens: of a trace's repetition `round`, above 0.
+std::shared_ptr<const PromptIds> ids_of_others(PromptIds, std::uint64_t round);
+
 /// Which turn of a session a request is.
 struct SessionTurn {
   std::uint32_t session = 0;  ///< in order of their beginning

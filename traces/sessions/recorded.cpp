@@ -86,11 +86,7 @@ class RecordedSessions final : public Sessions {
   // The turn as the session says it: in a later round with tokens of its own.
   NextTurn as_of(std::int64_t session, NextTurn turn) const {
     const auto round = static_cast<std::uint64_t>(session) / file_.sessions.size();
-    if (round == 0 || !turn.ids) return turn;
-    const std::string by = fmt::format("round {}", round);
-    PromptIds other = *turn.ids;
-    for (PromptIds::Span& span : other.spans) span.id = Rng(span.id, by).bits();
-    turn.ids = std::make_shared<const PromptIds>(std::move(other));
+    if (round > 0 && turn.ids) turn.ids = ids_of_others(*turn.ids, round);
     return turn;
   }
 
