@@ -129,6 +129,12 @@ KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tok
   double sent = held(prefill);
   if (decode.parallel.dcp > prefill.parallel.dcp || prefill.parallel.pcp > 1)
     sent = std::min(sent, to_one_stage / prefill.parallel.tp);
+  // Every decode GPU reads its own share. Rank i of n reads from prefill rank i * m / n of m, which
+  // holds its heads: so do NIXL and Mooncake in vLLM, SGLang and TensorRT-LLM. MLA's latent is on
+  // every tp rank, and a tp above the KV heads repeats heads. A prefill GPU sends a byte as often
+  // as its decode GPUs hold it.
+  const double in_all = to_one_stage / layers_held(decode) * layers_held(prefill);
+  sent = std::max(sent, in_all / prefill.parallel.tp);
   // Where GPUs hold unequal shares, the wider share passes over one link.
   const double per_link = std::max(sent, held(decode));
   const double layer = std::max(sent / layers_held(prefill), held(decode) / layers_held(decode));

@@ -37,8 +37,9 @@ struct KvTransferCost {
   Seconds last_layer{};  ///< of it, what no computation can hide
 };
 /// Every GPU of the decode rank receives the blocks that it will hold, in each of its pipeline
-/// stages. Links work side by side; the busiest is that of a GPU in the pool whose GPUs hold more
-/// of a prompt (a narrower tp, fewer stages, a window). The experiment has two pools.
+/// stages. Links work in parallel. The busiest is that of a GPU in the pool whose GPUs hold more
+/// of a prompt: a narrower tp, fewer stages, a window. Or a GPU sends to several copies. The
+/// experiment has two pools.
 KvTransferCost kv_transfer(const Experiment&, std::int32_t prompt_tokens);
 
 /// True if both pools have a key of their own, so that the one beside them has no effect.
