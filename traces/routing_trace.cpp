@@ -327,6 +327,26 @@ RoutingTrace RoutingTrace::with_requests(std::vector<TraceRequest> requests) con
   return trace;
 }
 
+RoutingTrace RoutingTrace::without_loops() const {
+  std::vector<TraceRequest> kept;
+  for (const TraceRequest& request : requests_)
+    if (!request.has_repetition) kept.push_back(request);
+  return with_requests(std::move(kept));
+}
+
+RoutingTrace RoutingTrace::with_loops() const {
+  std::vector<TraceRequest> all = requests_;
+  for (TraceRequest& request : all) request.has_repetition = false;
+  return with_requests(std::move(all));
+}
+
+std::string RoutingTrace::loops_remark(std::string_view what_is_done) const {
+  const auto loops = std::ranges::count_if(requests_, &TraceRequest::has_repetition);
+  if (loops == 0) return {};
+  return fmt::format("{} of {} recorded requests fell into a loop (has_repetition) and are {}",
+                     loops, requests_.size(), what_is_done);
+}
+
 RoutingTrace RoutingTrace::with_layers(std::vector<int> layer_ids) const {
   RoutingTrace trace = *this;
   trace.meta_.layer_ids = std::move(layer_ids);

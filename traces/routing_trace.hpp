@@ -83,6 +83,12 @@ class RoutingTrace {
 
   /// This trace with these of its requests alone; the rows are shared.
   RoutingTrace with_requests(std::vector<TraceRequest> requests) const;
+  /// The trace without requests that fell into a loop.
+  RoutingTrace without_loops() const;
+  /// The trace whose loops count as other requests do.
+  RoutingTrace with_loops() const;
+  /// Remark on the requests that fell into a loop; empty: there are none.
+  std::string loops_remark(std::string_view what_is_done) const;
   /// The rows of a model with these MoE layers: layer i takes the ids of recorded layer
   /// i mod layers(). Copies every row; meta().adapted says so.
   RoutingTrace with_layers(std::vector<int> layer_ids) const;

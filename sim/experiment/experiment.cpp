@@ -27,6 +27,7 @@ Experiment deploy(const ExperimentSpec& spec, const Traces& traces) {
     e.kv_link = KvLink{*spec.kv_link, Fabric(between(spec.pools.front(), spec.pools.back()))};
   e.roles = spec.roles;
   e.config = resolved_config(spec);
+  if (!traces.remark.empty()) e.pools.front().remarks.push_back(traces.remark);
   return e;
 }
 

@@ -35,10 +35,11 @@ std::string key_of(const ConfigNode& gating, const PoolSpec& pool, TraceLibrary:
 }  // namespace
 
 RoutingTrace TraceLibrary::get(const std::string& key, const ConfigNode& gating,
-                               const PoolSpec& pool, Holds holds) {
+                               const PoolSpec& pool, Holds holds, std::string& remark) {
   // Constructing the gating records its options in the resolved config, also when the trace is at
   // hand.
   const auto maker = gatings().make(gating);
+  if (remark.empty()) remark = maker->remark();
   if (pool.model.experts == 0) return no_routing(pool.model);
   return *traces_.get(key, [&] {
     return holds == Holds::outlines ? maker->outline(pool.model, pool.seed)
@@ -52,12 +53,14 @@ Traces TraceLibrary::open(const ExperimentSpec& spec) {
       std::ranges::any_of(spec.pools, [](const PoolSpec& any) { return any.placed.by_gain; });
   const Holds holds = by_gain ? Holds::traces : holds_;
   std::string key = key_of(pool.gating, pool, holds);
-  Traces traces{get(key, pool.gating, pool, holds), {}};
+  std::string remark;
+  Traces traces{get(key, pool.gating, pool, holds, remark), {}};
   if (pool.prefill_gating) {
     const std::string prefill = key_of(*pool.prefill_gating, pool, holds);
-    traces.prefill = get(prefill, *pool.prefill_gating, pool, holds);
+    traces.prefill = get(prefill, *pool.prefill_gating, pool, holds, remark);
     key += '\n' + prefill;
   }
+  traces.remark = std::move(remark);
   const std::lock_guard lock(mutex_);
   traces.fits = fits_.try_emplace(std::move(key), traces.fits).first->second;
   return traces;

@@ -19,6 +19,7 @@ namespace moesim {
 struct Traces {
   RoutingTrace decode;                  ///< of both phases, unless prefill has its own
   std::optional<RoutingTrace> prefill;  ///< if prefill has its own
+  std::string remark{};                 ///< Gating::remark()
   /// What was fitted on these traces already. Other traces need another.
   std::shared_ptr<TraceFits> fits = std::make_shared<TraceFits>();
 };
@@ -35,7 +36,8 @@ class TraceLibrary {
   Traces open(const ExperimentSpec&);
 
  private:
-  RoutingTrace get(const std::string& key, const ConfigNode& gating, const PoolSpec&, Holds);
+  RoutingTrace get(const std::string& key, const ConfigNode& gating, const PoolSpec&, Holds,
+                   std::string& remark);
 
   Holds holds_;
   Memo<RoutingTrace> traces_{std::numeric_limits<std::size_t>::max()};

@@ -25,6 +25,8 @@ std::vector<std::size_t> requests_seen(const RoutingTrace& trace, const Observat
     const bool wanted =
         what.workloads.empty() ||
         std::find(what.workloads.begin(), what.workloads.end(), tag) != what.workloads.end();
+    // As replay and recorded gating do, which clears the mark of loops that are to be kept.
+    if (trace.requests()[i].has_repetition) continue;
     if (wanted && (!what.fitted_half || fitted[i] != 0)) requests.push_back(i);
   }
   if (requests.empty()) {
@@ -46,7 +48,7 @@ void append_decode_rows(const RoutingTrace& trace, std::span<const std::size_t> 
   for (const std::size_t i : requests) {
     const TraceRequest& request = trace.requests()[i];
     const std::int64_t skipped = decode ? request.prompt_rows : 0;
-    if (request.has_repetition || request.num_tokens <= skipped) continue;
+    if (request.num_tokens <= skipped) continue;
     out.push_back({&trace, request.row_start + skipped, request.num_tokens - skipped});
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What do policies do to recorded routing, and are they compared on the same ground?
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -213,6 +214,21 @@ TEST_CASE("experts that all stand in HBM are never missed, whatever else is said
   const std::string plain = to_json(replay(trace, config)).dump();
   config.expert_memory = test::config(R"({"type": "resident", "slots_per_layer": 1})");
   CHECK(to_json(replay(trace, config)).dump() == plain);
+}
+
+TEST_CASE("loops count for no placement") {
+  const RoutingTrace all = random_trace(8, 4);
+  std::vector<TraceRequest> requests(all.requests().begin(), all.requests().end());
+  requests[0].has_repetition = requests[3].has_repetition = true;
+  const RoutingTrace marked = all.with_requests(requests), without = marked.without_loops();
+  const RoutingTrace kept = marked.with_loops();
+  CHECK(without.requests().size() == 6);
+  CHECK(observe(std::array{&marked}).load == observe(std::array{&without}).load);
+  CHECK(observe(std::array{&kept}).load == observe(std::array{&all}).load);
+  CHECK(observe(std::array{&kept}).load != observe(std::array{&without}).load);
+  CHECK(marked.loops_remark("left out") ==
+        "2 of 8 recorded requests fell into a loop (has_repetition) and are left out");
+  CHECK(all.loops_remark("left out").empty());
 }
 
 TEST_CASE("requests with repetition are left out, and a batch beyond the rest is refused") {

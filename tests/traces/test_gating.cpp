@@ -480,13 +480,19 @@ TEST_CASE("recorded gating replays a trace of the same model as it stands") {
   CHECK(trace.meta().adapted.empty());
 }
 
-TEST_CASE("recorded gating keeps the workloads asked for and leaves loops out") {
+TEST_CASE(
+    "recorded gating keeps the workloads asked for, and leaves loops out unless told not to") {
   const TemporaryFolder folder;
   const std::string start =
       R"({"type": "recorded", "trace": ")" + tiny_trace(folder).string() + "\", ";
   const MoeModel model = model_of(2, 4, 1);
-  CHECK(generated(start + R"("workloads": ["math"]})", model).requests()[0].row_start == 2);
+  const std::string kept = R"("skip_repetition": false)";
+  CHECK(
+      generated(start + R"("workloads": ["math"], )" + kept + "}", model).requests()[0].row_start ==
+      2);
+  CHECK(generated(start + kept + "}", model).requests().size() == 2);
   CHECK(generated(start + R"("skip_repetition": true})", model).requests().size() == 1);
+  CHECK(generated(start + R"("adapt": false})", model).requests().size() == 1);
   using Catch::Matchers::Contains;
   CHECK_THAT(config_error([&] { generated(start + R"("workloads": ["art"]})", model); }),
              Contains("it has: law, math"));

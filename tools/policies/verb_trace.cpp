@@ -26,6 +26,7 @@ constexpr std::array lags{1, 2, 8, 32, 128};
 
 struct Info {
   RoutingTrace trace;
+  std::string remark;
   PopularitySkew skew;
   std::vector<DistinctExperts> distinct;
   std::vector<RankImbalance> imbalance;
@@ -34,9 +35,14 @@ struct Info {
 };
 
 Info look_at(const std::string& directory, std::uint64_t seed) {
-  RoutingTrace trace = RoutingTrace::open(directory);
-  trace.check_ids();
+  const RoutingTrace recorded = RoutingTrace::open(directory);
+  recorded.check_ids();
+  const RoutingTrace trace = recorded.without_loops();
+  if (trace.requests().empty())
+    throw ConfigError(
+        fmt::format("{}: every request fell into a loop (has_repetition)", directory));
   Info info{trace,
+            recorded.loops_remark("left out"),
             popularity_skew(trace.expert_counts(), trace.num_experts()),
             distinct_experts(trace, batches, seed),
             rank_imbalance(trace, expert_ranks, imbalance_batches, seed),
@@ -72,6 +78,7 @@ OrderedJson to_json(const Info& info) {
                    {"requests", info.trace.requests().size()},
                    {"workloads", std::vector<std::string>(info.trace.workloads().begin(),
                                                           info.trace.workloads().end())}};
+  if (!info.remark.empty()) json["remark"] = info.remark;
   json["skew"] = {{"max_over_mean", to_json(info.skew.max_over_mean)},
                   {"min_over_mean", to_json(info.skew.min_over_mean)},
                   {"cv", to_json(info.skew.variation)},
@@ -173,6 +180,7 @@ std::string to_text(const Info& info) {
       meta.model, meta.synthetic ? " (synthetic)" : "", info.trace.tokens(),
       info.trace.requests().size(), phases, info.trace.workloads().size(), info.trace.layers(),
       meta.experts_per_token, meta.num_experts, wrapped("source: " + meta.source, 100, 8));
+  if (!info.remark.empty()) text += info.remark + "\n\n";
   text += fmt::format("{}\n{}\n{}\n{}", skew_text(info), distinct_text(info), imbalance_text(info),
                       overlap_text(info));
   if (info.layers) {

@@ -24,6 +24,8 @@ class Gating {
   virtual RoutingTrace outline(const MoeModel& model, std::uint64_t seed) const {
     return trace(model, seed);
   }
+  /// Remark on requests that are left out or that a user may not expect; empty: there are none.
+  virtual std::string remark() const { return {}; }
 };
 
 /// The table: uniform, popularity, counts, topical, recorded.

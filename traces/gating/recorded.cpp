@@ -9,9 +9,8 @@
 namespace moesim {
 namespace {
 
-/// Requests of these workloads only, and without loops if asked.
+/// Requests of these workloads only.
 std::vector<TraceRequest> chosen_requests(const RoutingTrace& trace, ConfigReader& options) {
-  const bool skip_repetition = options.flag("skip_repetition");
   std::vector<char> wanted(trace.workloads().size(), 1);
   if (options.has("workloads")) {
     std::fill(wanted.begin(), wanted.end(), char{0});
@@ -27,10 +26,7 @@ std::vector<TraceRequest> chosen_requests(const RoutingTrace& trace, ConfigReade
   }
   std::vector<TraceRequest> chosen;
   for (const TraceRequest& request : trace.requests())
-    if (wanted[static_cast<std::size_t>(request.workload)] != 0 &&
-        !(skip_repetition && request.has_repetition))
-      chosen.push_back(request);
-  if (chosen.empty()) options.node().fail("leaves no request of the trace");
+    if (wanted[static_cast<std::size_t>(request.workload)] != 0) chosen.push_back(request);
   return chosen;
 }
 
@@ -41,6 +37,10 @@ class Recorded final : public Gating {
         adapt_(options.flag("adapt")),
         trace_(RoutingTrace::open(options.path("trace"))) {
     trace_ = trace_.with_requests(chosen_requests(trace_, options));
+    const bool skip = options.flag("skip_repetition");
+    remark_ = trace_.loops_remark(skip ? "left out" : "kept");
+    trace_ = skip ? trace_.without_loops() : trace_.with_loops();
+    if (trace_.requests().empty()) node_.fail("leaves no request of the trace");
   }
 
   RoutingTrace trace(const MoeModel& model, std::uint64_t) const override {
@@ -62,10 +62,13 @@ class Recorded final : public Gating {
     return trace_.with_layers(layer_ids);
   }
 
+  std::string remark() const override { return remark_; }
+
  private:
   ConfigNode node_;
   bool adapt_;
   RoutingTrace trace_;
+  std::string remark_;
 };
 
 }  // namespace
@@ -75,7 +78,7 @@ std::span<const Key> recorded_gating_keys() {
       {"trace", form::file, required, "the directory"},
       {"adapt", form::flag, "false", "replay a trace of another number of layers"},
       {"workloads", form::list(form::text), unset("all"), "tags of the requests to keep"},
-      {"skip_repetition", form::flag, "false", "leave degenerate loops out"}};
+      {"skip_repetition", form::flag, "true", "leave degenerate loops out"}};
   return keys;
 }
 
