@@ -65,8 +65,11 @@ MoeModel ModelDraft::finished(const ConfigNode& node) const {
   require(node, !layers.empty(), "the model has no layers; at least one is expected");
   require_sound_mixers(node, *this);
   MoeModel whole = model;
-  for (const LayerDraft& layer : layers)
-    whole.layers.push_back({mixer_of(*this, layer), layer.moe, layer.ffn});
+  for (const LayerDraft& layer : layers) {
+    const int number = layer.number < 0 ? static_cast<int>(whole.layers.size()) : layer.number;
+    whole.layers.push_back({mixer_of(*this, layer), layer.moe, layer.ffn, number});
+  }
+  whole.numbered_layers = numbered_layers > 0 ? numbered_layers : static_cast<int>(layers.size());
   const auto sparse = std::ranges::find_if(
       whole.layers, [](const LayerSpec& layer) { return layer.mixer->sight().top > 0; });
   require(node, sparse == whole.layers.end() || sparse->mixer->sight().indexed,

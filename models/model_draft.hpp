@@ -18,6 +18,7 @@ struct LayerDraft {
   MixerPtr mixer{};      ///< none of the draft's, but this one
   bool moe = true;
   bool ffn = true;
+  int number = -1;  ///< of its FFN in files and engines; -1: its place
   bool operator==(const LayerDraft&) const = default;
 };
 
@@ -28,6 +29,7 @@ struct ModelDraft {
   MixerPtr local;      ///< of layers with a window, where it differs
   MixerPtr linear;     ///< of layers that are linear
   std::vector<LayerDraft> layers;
+  int numbered_layers = 0;  ///< where they are not `layers`
 
   int moe_layers() const;
   /// The model, each layer with its mixer. Throws ConfigError at `node` if a fact contradicts

@@ -5,6 +5,13 @@
 
 namespace moesim {
 
+std::vector<int> MoeModel::moe_layer_numbers() const {
+  std::vector<int> numbers;
+  for (const LayerSpec& layer : layers)
+    if (layer.moe) numbers.push_back(layer.number);
+  return numbers;
+}
+
 int MoeModel::moe_layers() const {
   return static_cast<int>(std::ranges::count_if(layers, &LayerSpec::moe));
 }

@@ -16,6 +16,7 @@ struct LayerSpec {
   MixerPtr mixer;   ///< attention, or what stands in its place
   bool moe = true;  ///< experts follow it
   bool ffn = true;  ///< false: nothing follows it (Nemotron-H)
+  int number = 0;   ///< that files and engines give to its FFN
   bool has_dense_ffn() const { return ffn && !moe; }
   bool operator==(const LayerSpec& other) const {
     return *mixer == *other.mixer && moe == other.moe && ffn == other.ffn;
@@ -51,6 +52,11 @@ struct MoeModel {
   int max_positions = 0;  ///< tokens that a sequence may have; 0: unlimited
   int draft_layers = 0;   ///< that draft tokens (MTP), beside `layers`; 0: none that files name
   std::vector<LayerSpec> layers;
+  /// Layers as files and engines count them: an FFN is one of its own in Nemotron-H, and two of
+  /// `layers` are one in LongCat-Flash.
+  int numbered_layers = 0;
+  /// A bias that is no part of the router's scores decides which experts a token picks.
+  bool choice_bias = false;
   /// Keys of a config.json that may change a cost and that nothing here knows.
   std::vector<std::string> unknown_keys;
   double published_total = 0;  ///< parameters, as the model's authors publish them; 0 when unknown
@@ -58,6 +64,12 @@ struct MoeModel {
   ActiveCounts published_counts = ActiveCounts::lm_head;  ///< the rule behind published_active
 
   int moe_layers() const;
+  /// Numbers of the layers with experts, ascending.
+  std::vector<int> moe_layer_numbers() const;
+  /// The number is of a layer that drafts tokens (MTP): these follow the others.
+  bool is_draft_layer(std::int64_t number) const {
+    return number >= numbered_layers && number < numbered_layers + draft_layers;
+  }
   /// A layer keeps a state of each sequence in the place of a KV cache.
   bool keeps_state() const;
   /// Why the layers' mixers cannot be cut over `tp` GPUs; empty: they can.

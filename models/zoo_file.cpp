@@ -17,7 +17,9 @@ std::span<const Key> expert_keys() {
       {"hidden", size_or_none, "0", "size of the input of experts; 0: the model's hidden size"},
       {"shared_width", size_or_none, "0", "width of all shared experts together"},
       {"groups", size, "1", "groups that experts are chosen by"},
-      {"groups_per_token", size, "1", "groups that a token chooses from"}};
+      {"groups_per_token", size, "1", "groups that a token chooses from"},
+      {"choice_bias", form::flag, "false",
+       "a bias outside the router's scores decides which experts a token picks"}};
   return keys;
 }
 
@@ -29,6 +31,7 @@ void read_experts(ConfigReader& r, MoeModel& m) {
   m.shared_width = static_cast<int>(r.integer("shared_width"));
   m.expert_groups = count(r, "groups");
   m.groups_per_token = count(r, "groups_per_token");
+  m.choice_bias = r.flag("choice_bias");
 }
 
 enum class Ffn { dense, moe, none };

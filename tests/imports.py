@@ -306,6 +306,110 @@ def hf(work, trace, native):
     same("hf", work, trace, [folder], "--requests", native)
 
 
+def config(layers, experts, k, step=1, drafts=0):
+    """A Qwen3-MoE with experts in every `step`-th layer and a module that drafts."""
+    return {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 1024, "intermediate_size": 2048,
+            "moe_intermediate_size": 512, "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 4,
+            "head_dim": 128, "num_experts": experts, "num_experts_per_tok": k, "vocab_size": 32000, "mlp_only_layers": [],
+            "max_position_embeddings": 8192, "decoder_sparse_step": step, "num_nextn_predict_layers": drafts}
+
+
+def small(work, said, form, model, name, content, *words, expected=0, ids=None, numbers=None):
+    """A small recording of a small model: what it becomes, and the words that are said."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=work))
+    (folder / "model.json").write_text(json.dumps(model))
+    content(folder / name) if callable(content) else (folder / name).write_bytes(content)
+    done = run("trace", "import", "--from", form, folder / name, "--model", folder / "model.json", "-o", folder / "out")
+    text = done.stdout + done.stderr
+    check(done.returncode == expected and all(word in text for word in words), f"{said}: exit {done.returncode}: {text}")
+    check(expected != 2 or len(done.stderr.strip().splitlines()) == 1, f"{said}: more than a line: {text}")
+    if ids is not None and done.returncode == 0:
+        raw = (folder / "out/topk_ids.npy").read_bytes()
+        check(list(raw[10 + struct.unpack("<H", raw[8:10])[0]:]) == flat(ids), f"{said}: other ids")
+    if numbers is not None and done.returncode == 0:
+        check(json.loads((folder / "out/meta.json").read_text())["layer_ids"] == numbers, f"{said}: layers are not {numbers}")
+        done = run("place", "--policy", "linear", "--trace", folder / "out", "--gpus", 4, "--format", "trtllm")
+        keys = [int(line.split(":")[0]) for line in done.stdout.splitlines() if line.startswith("  ")]
+        check(keys == numbers, f"{said}: place writes layers {keys}: {done.stderr}")
+    return text
+
+
+def rows_and_layers(work):
+    draw = random.Random(2)
+
+    def rows(tokens, layers, experts, k):
+        return [[draw.sample(range(experts), k) for _ in range(layers)] for _ in range(tokens)]
+
+    def answer(rows, prompt):
+        coded = base64.b64encode(npy((len(rows), len(rows[0]), len(rows[0][0])), flat(rows))).decode()
+        return json.dumps({"id": "a", "choices": [{"routed_experts": coded}], "usage": {"prompt_tokens": prompt}}).encode()
+
+    # Rows of prompts in a prefix cache were never written.
+    for k, fill in ((1, 0), (1, 255), (2, 0), (2, 255)):
+        real = rows(20, 4, 16, k)
+        text = small(work, f"unwritten rows, top-{k}", "vllm", config(4, 16, k), "a.json",
+                     answer([[[fill] * k] * 4] * 100 + real, 100), "20 tokens", "100 rows of padding", ids=real)
+        check("all were taken" not in text, f"unwritten rows, top-{k}: a prompt was called short")
+    few = [[[0], [0]]] + rows(5, 2, 4, 1)
+    small(work, "a row of expert 0 in two layers", "vllm", config(2, 4, 1), "a.npy", npy((6, 2, 1), flat(few)), "kept: ", ids=few)
+    partly = rows(20, 4, 16, 2)
+    partly[7][2] = [0, 0]
+    small(work, "a row partly written", "vllm", config(4, 16, 2), "a.npy", npy((20, 4, 2), flat(partly)),
+          "row 7, layer 2: was not written", expected=2)
+    never = [row[:2] + [[0]] + row[3:] for row in rows(60, 4, 16, 1)]
+    small(work, "a layer never written", "vllm", config(4, 16, 1), "a.npy", npy((60, 4, 1), flat(never)),
+          "layer 2 was never written", expected=2)
+    # Dense layers between, and a module that drafts behind.
+    real = rows(6, 2, 8, 2)
+    among = [[[0, 0], a, [0, 0], b, [1, 2]] for a, b in real]
+    small(work, "a drafting layer's rows", "vllm", config(4, 8, 2, step=2, drafts=1), "a.npy", npy((6, 5, 2), flat(among)),
+          "1 layers that draft", "2 dense layers", ids=real, numbers=[1, 3])
+    # Blocks of Nemotron-H.
+    blocks = "MEMEM*EMEME"
+    nemotron = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hidden_size": 512, "vocab_size": 1000,
+                "hybrid_override_pattern": blocks, "num_hidden_layers": len(blocks), "num_attention_heads": 8,
+                "num_key_value_heads": 2, "head_dim": 64, "mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 64,
+                "n_groups": 8, "conv_kernel": 4, "chunk_size": 128, "intermediate_size": 512, "moe_intermediate_size": 512,
+                "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 512,
+                "max_position_embeddings": 4096, "tie_word_embeddings": False}
+    numbers = [i for i, block in enumerate(blocks) if block == "E"]
+    real = rows(3, len(numbers), 8, 2)
+    among = [[row[numbers.index(i)] if i in numbers else [0, 0] for i in range(len(blocks))] for row in real]
+    small(work, "rows of blocks", "vllm", nemotron, "a.npy", npy((3, len(blocks), 2), flat(among)), ids=real, numbers=numbers)
+    log = "".join(json.dumps({"req_id": 1, "token_idx": t, "layer": layer, "topk_ids": ids}) + "\n"
+                  for t, row in enumerate(real) for layer, ids in zip(numbers, row))
+    small(work, "a log of blocks", "jsonl", nemotron, "a.jsonl", log.encode(), ids=real, numbers=numbers)
+    small(work, "a log of no layer", "jsonl", nemotron, "a.jsonl", b'{"layer": 11, "topk_ids": [1, 2]}', "layer 11", expected=2)
+    # Pieces of one answer.
+    pieces = answer(rows(4, 4, 8, 2), 3)
+    small(work, "pieces", "vllm", config(4, 8, 2), "a.jsonl", pieces + b"\n" + pieces, "a.jsonl:2", "piece of request", expected=2)
+    # Passes of SGLang: an idle rank's have no token, those that verify drafts do not say what was accepted.
+    def passes(*modes):
+        at, records = 0, []
+        for mode, tokens in modes:
+            ids = Tensor((4, tokens, 2), flat([draw.sample(range(8), 2) for _ in range(4 * tokens)]))
+            records.append({"forward_mode": mode, "positions": list(range(at, at + tokens)), "topk_ids_of_layer": ids,
+                            "extend_seq_lens": [tokens] if mode == 1 else None})
+            at += tokens
+        return lambda file: save_torch(file, {"records": records})
+
+    small(work, "an idle pass", "sglang", config(4, 8, 2), "a.pt", passes((1, 3), (4, 0), (2, 1), (4, 0), (2, 1)),
+          "5 tokens of 1 requests (3 of prompts)")
+    for mode in (5, 6, 7):
+        small(work, "a pass over drafts", "sglang", config(4, 8, 2), "a.pt", passes((1, 3), (mode, 2)), "drafts", expected=2)
+    # A bias decides, which logits do not show.
+    glm = config(4, 8, 2) | {"model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8,
+                             "first_k_dense_replace": 0}
+    small(work, "a bias", "hf", glm, "a.npy", npy((4, 1, 8), [0.5] * 32, "f", "<f4"), "with a bias", expected=2)
+    # Dense layers' rows of a load are zeros.
+    moe = [[10 + i for i in range(16)]] * 5
+    scores = []
+    for name, load in (("all", [[0] * 16] * 3 + moe), ("moe", moe)):
+        (work / "load.json").write_text(json.dumps({"logical_count": [load]}))
+        scores.append(run("place", "--policy", "eplb", "--gpus", 4, "--slots", 20, "--load", work / "load.json", "--score", "--json").stdout)
+    check(scores[0] == scores[1] != "", f"dense rows of a load: {scores}")
+
+
 def refused(work, name, form, content, *words):
     file = work / name
     file.write_bytes(content)
@@ -394,6 +498,7 @@ def main():
         trtllm(work, trace, native)
         hf(work, trace, native)
         counts(work)
+        rows_and_layers(work)
         hostile(work, trace)
     print(f"{failures} failures")
     return 1 if failures else 0

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -78,6 +79,18 @@ int hf_max_positions(ConfigReader& r) {
   return longest;
 }
 
+// Families whose experts are picked by scores and a bias, which router logits do not show
+// (e_score_correction_bias, expert_bias): transformers' modeling files. Others say it by a key.
+bool picks_with_bias(std::string_view model_type) {
+  static constexpr std::array<std::string_view, 21> families{
+      "afmoe",         "bailing_moe_v2", "bailing_hybrid", "deepseek_v3", "deepseek_v32",
+      "deepseek_v4",   "dots1",          "ernie4_5_moe",   "exaone_moe",  "glm4_moe",
+      "glm4_moe_lite", "glm4v_moe_text", "glm_moe_dsa",    "kimi_k2",     "kimi_linear",
+      "lfm2_moe",      "longcat_flash",  "mimo_v2_flash",  "minimax_m2",  "nemotron_h",
+      "solar_open"};
+  return std::ranges::find(families, model_type) != families.end();
+}
+
 void read_experts_by(const HfLayout& layout, ConfigReader& r, ModelDraft& draft) {
   MoeModel& m = draft.model;
   m.experts = read(r, layout.experts);
@@ -147,6 +160,11 @@ ModelDraft read_hf_config(const ConfigNode& node) {
   for (const char* const key :
        {"num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers"})
     m.draft_layers = std::max(m.draft_layers, optional(r, key, 0));
+  m.choice_bias = picks_with_bias(family.model_type) ||
+                  (present(r, "topk_method") && r.text("topk_method") == "noaux_tc");
+  for (const char* const key :
+       {"use_routing_bias", "use_moe_router_bias", "router_bias", "moe_router_enable_expert_bias"})
+    m.choice_bias = m.choice_bias || (present(r, key) && r.flag(key));
   read_by(*family.layout, r, draft);
   read_layer_types(r, draft);
   read_mlp_types(r, draft);

@@ -284,9 +284,10 @@ void longcat_layers(ConfigReader& r, ModelDraft& m) {
   const int layers = optional(r, "num_layers", static_cast<int>(m.layers.size()));
   m.layers.clear();
   for (int layer = 0; layer < layers; ++layer) {
-    m.layers.push_back({.moe = true});
-    m.layers.push_back({.moe = false});
+    m.layers.push_back({.moe = true, .number = layer});
+    m.layers.push_back({.moe = false, .number = layer});
   }
+  m.numbered_layers = layers;
 }
 
 void mimo_layers(ConfigReader& r, ModelDraft& m) {
@@ -335,11 +336,13 @@ int width_without_gate(int width) { return (2 * width / 3 + 7) / 8 * 8; }
 // Its layers are a mixer or an FFN each: M for Mamba-2, * for attention, E for experts, - for a
 // dense FFN. Here a mixer and the FFN after it, if one comes, are one layer.
 void append_nemotron_layer(char letter, const ConfigNode& node, ModelDraft& m) {
+  const int number = m.numbered_layers++;
   if (letter == 'M' || letter == '*') {
-    m.layers.push_back({.linear = letter == 'M', .moe = false, .ffn = false});
+    m.layers.push_back({.linear = letter == 'M', .moe = false, .ffn = false, .number = number});
   } else if ((letter == 'E' || letter == '-') && !m.layers.empty() && !m.layers.back().ffn) {
     m.layers.back().ffn = true;
     m.layers.back().moe = letter == 'E';
+    m.layers.back().number = number;
   } else {
     node.fail(fmt::format(
         "\"{}\" is not modelled here; M, * and, after one of these, E or - are expected", letter));

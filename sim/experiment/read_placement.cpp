@@ -72,10 +72,9 @@ PlacementProblem problem_of(const PoolSpec& spec) {
   problem.gpus = spec.parallel.ep;
   problem.slots_per_gpu = slots_for_replication(problem.experts, problem.gpus, spec.replication);
   problem.groups = spec.model.expert_groups;
-  problem.model_layers = static_cast<int>(spec.model.layers.size());
-  for (int layer = 0; layer < problem.model_layers; ++layer) {
-    if (spec.model.layers[static_cast<std::size_t>(layer)].moe) problem.moe_layers.push_back(layer);
-  }
+  problem.model_layers = spec.model.numbered_layers;
+  problem.draft_layers = spec.model.draft_layers;
+  problem.moe_layers = spec.model.moe_layer_numbers();
   const int domain = spec.expert_cluster().scale_up_domain;
   problem.nodes = (spec.parallel.expert_gpus() + domain - 1) / domain;
   return problem;
@@ -122,6 +121,12 @@ void read_placement(const ConfigNode& node, PoolSpec& spec) {
                           "is {}, or leave \"strict\" out",
                           spec.replication, experts, ranks, spec.replication_effective));
     }
+    if (spec.replication == 1 && experts % ranks != 0)
+      spec.remarks.push_back(
+          fmt::format("\"placement\": {} experts do not fill {} GPUs evenly, so that {} slots of "
+                      "each layer hold "
+                      "copies; vLLM leaves the last GPUs one expert less, SGLang refuses",
+                      experts, ranks, spec.placement_problem.slots_per_gpu * ranks - experts));
     Load load = read_load(reader.child("load"));
     spec.bind_odd_only = load.disjoint;
     const bool by_gain = read_by_gain(reader, load);

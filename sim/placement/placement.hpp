@@ -69,9 +69,10 @@ struct PlacementProblem {
   int slots_per_gpu = 0;  ///< gpus * slots_per_gpu >= experts
   int nodes = 1;
   int groups = 1;  ///< expert groups of group-limited gating
-  /// Numbers of the MoE layers in the model, dense ones counted; empty where not known.
+  /// MoeModel::moe_layer_numbers(); empty where not known.
   std::vector<int> moe_layers{};
   int model_layers = 0;  ///< of both kinds
+  int draft_layers = 0;  ///< that draft tokens (MTP), behind them
 };
 
 /// Slots per GPU for a replication ratio: ceil(ratio * experts / gpus). Throws ConfigError if the

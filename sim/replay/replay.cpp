@@ -581,7 +581,8 @@ void require_sound(const ReplayConfig& config) {
   }
 }
 
-// A trace tells which layers of its model have experts; no layer is known to follow the last one.
+// A trace tells which layers of its model have experts. No layer is known to follow the last one.
+// A file may have one more, which drafts (MTP).
 PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig& config,
                                    double replication) {
   if (replication > config.gpus) {
@@ -597,7 +598,8 @@ PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig
           .nodes = config.nodes,
           .groups = config.groups,
           .moe_layers = layers,
-          .model_layers = *std::ranges::max_element(layers) + 1};
+          .model_layers = *std::ranges::max_element(layers) + 1,
+          .draft_layers = 1};
 }
 
 }  // namespace
@@ -605,6 +607,8 @@ PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig
 std::vector<std::string> remarks_of(const RoutingTrace& trace, const ReplayConfig& config,
                                     const Policies& policies) {
   std::vector<std::string> remarks;
+  if (std::string loops = trace.loops_remark("left out"); !loops.empty())
+    remarks.push_back(std::move(loops));
   for (const ConfigNode& policy : config.placements) {
     std::string remark =
         policies.placement.make(policy)->remark(placement_problem(trace, config, 1));

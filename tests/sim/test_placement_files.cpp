@@ -55,13 +55,13 @@ TEST_CASE("every format is written as its engine writes it") {
   CHECK(placement_bytes(placement, PlacementFormat::sglang) ==
         R"({"num_gpus":2,"num_experts":3,"physical_to_logical_map":[[0,1,0,2],[1,2,0,1]]})"
         "\n");
-  CHECK(placement_bytes(placement, PlacementFormat::sglang, 1) ==
+  CHECK(placement_bytes(placement, PlacementFormat::sglang, {.first = 1}) ==
         R"({"num_gpus":2,"num_experts":3,)"
         R"("physical_to_logical_map":[[0,1,2,0],[0,1,0,2],[1,2,0,1]]})"
         "\n");
-  CHECK(placement_bytes(placement, PlacementFormat::trtllm, 3) ==
+  CHECK(placement_bytes(placement, PlacementFormat::trtllm, {.numbers = {3, 5}}) ==
         "num_slots: 4\nlayer_updates_per_iter: 0\ninitial_global_assignments:\n"
-        "  3: [0, 1, 0, 2]\n  4: [1, 2, 0, 1]\n");
+        "  3: [0, 1, 0, 2]\n  5: [1, 2, 0, 1]\n");
   CHECK(placement_bytes({placement[0]}, PlacementFormat::vllm_ascend) ==
         R"({"moe_layer_count":1,"layer_list":[{"layer_id":0,"device_count":2,"device_list":[)"
         R"({"device_id":0,"device_expert":[0,1]},{"device_id":1,"device_expert":[0,2]}]}]})"
@@ -75,8 +75,8 @@ TEST_CASE("every format is read back as it was written") {
   for (std::size_t format = 0; format < placement_format_names.size(); ++format) {
     CAPTURE(placement_format_names[format]);
     for (const int first_layer : {0, 3}) {
-      const std::string text =
-          placement_bytes(equal_placement(), static_cast<PlacementFormat>(format), first_layer);
+      const std::string text = placement_bytes(
+          equal_placement(), static_cast<PlacementFormat>(format), {.first = first_layer});
       CHECK(read_text(text, {2, first_layer}) == equal_placement());
     }
     if (static_cast<PlacementFormat>(format) == PlacementFormat::trtllm) continue;
@@ -285,10 +285,10 @@ TEST_CASE("a file with rows for dense layers is taken by the model's MoE layers,
     return config_error([&] { place_unseen(*placer(more), problem, 2); });
   };
   CHECK_THAT(error(R"(, "first_layer": 1)"),
-             EndsWith(": 3 layers by its \"first_layer\"; expected 2, the model's MoE layers"));
+             EndsWith(": 3 layers; expected 2, the model's MoE layers"));
   problem.model_layers = 5;
-  CHECK_THAT(error(""), EndsWith(": 4 layers; expected 2, the model's MoE layers, or 5 with dense "
-                                 "ones, or give \"first_layer\" next to the file"));
+  CHECK_THAT(error(""),
+             EndsWith(": 4 layers; expected 2, the model's MoE layers, or 5 with dense ones"));
   problem.moe_layers = {0, 1, 2, 3};
   problem.model_layers = 4;
   CHECK(place_unseen(*placer(""), problem, 4) == rows);
@@ -296,6 +296,49 @@ TEST_CASE("a file with rows for dense layers is taken by the model's MoE layers,
   problem.moe_layers = {0, 1, 2};
   problem.model_layers = 3;
   CHECK_THAT(error(""), EndsWith(": 4 layers; expected 3, the model's MoE layers"));
+}
+
+TEST_CASE("layers of a file that numbers them are the model's of these numbers") {
+  const auto taken = [](const std::vector<int>& numbers, PlacementProblem problem) {
+    const ExpertPlacement rows(numbers.size(), LayerPlacement(2, {{0}, {1}}));
+    return take_rows("f.yaml", {rows, numbers}, problem);
+  };
+  // Every second layer has experts, and one drafts.
+  PlacementProblem problem;
+  problem.moe_layers = {1, 3};
+  problem.model_layers = 4;
+  problem.draft_layers = 1;
+  CHECK(taken({1, 3}, problem).rows == std::vector<std::size_t>{0, 1});
+  CHECK(taken({1, 3}, problem).remark.empty());
+  CHECK(taken({1, 3, 4}, problem).rows == std::vector<std::size_t>{0, 1});
+  CHECK_THAT(taken({1, 3, 4}, problem).remark,
+             EndsWith("1 of layers that draft (MTP) is left out"));
+  const auto error = [&](const std::vector<int>& numbers) {
+    return config_error([&] { taken(numbers, problem); });
+  };
+  CHECK_THAT(error({1, 2, 3}), Contains("has layers that have no experts in the model: 2;"));
+  CHECK_THAT(error({1, 3, 5}), Contains("no experts in the model: 5;"));
+  CHECK_THAT(error({1}), Contains("lacks layers 3; the model has 4 layers from 0 on, with experts "
+                                  "in 1, 3"));
+  problem.draft_layers = 0;
+  CHECK_THAT(error({1, 3, 4}), Contains("no experts in the model: 4;"));
+}
+
+TEST_CASE("rows without numbers are MoE layers or all layers, with those that draft or not") {
+  PlacementProblem problem;
+  problem.moe_layers = {1, 2, 3};
+  problem.model_layers = 4;
+  problem.draft_layers = 1;
+  const auto rows = [&](std::size_t count, bool has_dense_layers) {
+    const ExpertPlacement layers(count, LayerPlacement(2, {{0}, {1}}));
+    return take_rows("f", {layers, {}, has_dense_layers}, problem).rows;
+  };
+  const std::vector<std::size_t> moe{0, 1, 2}, of_all{1, 2, 3};
+  CHECK(rows(3, true) == moe);
+  CHECK(rows(4, true) == of_all);
+  CHECK(rows(5, true) == of_all);
+  CHECK(rows(4, false) == moe);  // lists of MoE layers end with the one that drafts
+  CHECK_THAT(config_error([&] { rows(6, true); }), Contains("6 layers; expected 3"));
 }
 
 TEST_CASE("run and replay take SGLang's rows of dense layers for what they are") {

@@ -2,15 +2,17 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
+#include "models/moe_model.hpp"
 #include "sim/placement/copies_by_gain.hpp"
 #include "sim/placement/files/placement_file.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/placement/placement_score.hpp"
+#include "tools/cli/named_files.hpp"
 #include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/policy_options.hpp"
@@ -26,7 +28,7 @@ constexpr std::int64_t most_comparisons = 1 << 28;
 
 struct PlaceOptions {
   PolicyOptions policy;
-  std::string placement, load, trace, output, format = "sglang", copies = "uniform";
+  std::string placement, load, trace, model, output, format = "sglang", copies = "uniform";
   int gpus = 0, slots = 0, nodes = 1, groups = 1, first_layer = 0;
   double replication = 1;
   bool score = false, json = false;
@@ -47,24 +49,82 @@ int slots_per_gpu(const PlaceOptions& options, int experts) {
 }
 
 struct Seen : ExpertStatistics {
-  std::vector<int> layers;  // the model's, by number
+  LayerNumbers layers;
 };
 
-std::optional<Seen> what_was_seen(const PlaceOptions& options, const Observation& what) {
-  if (!options.load.empty()) {
-    Seen seen{{read_load(options.load)}, {}};
-    seen.layers.resize(seen.load.size());
-    std::iota(seen.layers.begin(), seen.layers.end(), 0);
-    return seen;
+std::optional<MoeModel> model_of(const PlaceOptions& options) {
+  if (options.model.empty()) return std::nullopt;
+  return read_model(named_model(options.model));
+}
+
+LayerNumbers numbers_in(const MoeModel& model) {
+  return {.numbers = model.moe_layer_numbers(), .all = model.numbered_layers};
+}
+
+// Rows of a load that are of layers with experts: the model's, or those with tokens, because dense
+// layers' rows are zeros in what engines dump.
+Seen rows_with_experts(const PlaceOptions& options, std::vector<ExpertLoad> rows) {
+  Seen seen;
+  if (const std::optional<MoeModel> model = model_of(options)) {
+    seen.layers = numbers_in(*model);
+    const std::vector<int>& numbers = seen.layers.numbers;
+    const int all = model->numbered_layers, drafts = model->draft_layers;
+    const auto found = std::ssize(rows), moe = std::ssize(numbers);
+    if (found != all && found != all + drafts && found != moe && found != moe + drafts)
+      throw ConfigError(fmt::format("{}: has {} layers; {} has {}, {} of them with experts",
+                                    options.load, found, model->name, all, moe));
+    const bool every = found == all || found == all + drafts;
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      seen.load.push_back(rows[every ? static_cast<std::size_t>(numbers[i]) : i]);
+  } else {
+    const auto counted = [](const ExpertLoad& row) {
+      return std::ranges::any_of(row, [](double tokens) { return tokens > 0; });
+    };
+    const bool some_dense = !std::ranges::all_of(rows, counted);
+    for (std::size_t i = 0; some_dense && i < rows.size(); ++i) {
+      if (!counted(rows[i])) continue;
+      seen.layers.numbers.push_back(static_cast<int>(i));
+      seen.load.push_back(std::move(rows[i]));
+    }
+    if (!some_dense) {
+      seen.load = std::move(rows);
+      seen.layers.first = options.first_layer;
+      return seen;
+    }
+    if (seen.load.empty())
+      throw ConfigError(fmt::format("{}: counts no token in any layer", options.load));
+    const int first = seen.layers.numbers.front();
+    if (options.first_layer != 0 && options.first_layer != first)
+      throw ConfigError(fmt::format("--first-layer {}: the first layer of {} with tokens is {}",
+                                    options.first_layer, options.load, first));
+    seen.layers.all = static_cast<int>(rows.size());
   }
+  if (rows.size() > seen.load.size())
+    Remarks().say(
+        fmt::format("{}: {} of {} rows are taken; the others are of layers without experts",
+                    options.load, seen.load.size(), rows.size()));
+  return seen;
+}
+
+std::optional<Seen> what_was_seen(const PlaceOptions& options, const Observation& what) {
+  if (!options.load.empty()) return rows_with_experts(options, read_load(options.load));
   if (options.trace.empty()) return std::nullopt;
   const RoutingTrace trace = RoutingTrace::open(options.trace);
   trace.check_ids();
-  return Seen{observe(std::array{&trace}, what), trace.meta().layer_ids};
+  Remarks().say(trace.loops_remark("left out"));
+  Seen seen{observe(std::array{&trace}, what), {.numbers = trace.meta().layer_ids}};
+  if (const std::optional<MoeModel> model = model_of(options)) {
+    if (model->moe_layers() != trace.layers())
+      throw ConfigError(fmt::format("{}: has {} layers; {} has {} with experts", options.trace,
+                                    trace.layers(), model->name, model->moe_layers()));
+    seen.layers = numbers_in(*model);
+  }
+  return seen;
 }
 
 struct Placed {
   ExpertPlacement placement;
+  LayerNumbers layers;
   std::vector<ExpertLoad> load;  // uniform where none was seen
 };
 
@@ -88,25 +148,52 @@ Placed make_placement(const PlaceOptions& options) {
   }
   problem.nodes = options.nodes;
   problem.groups = options.groups;
-  problem.moe_layers = seen->layers;
-  problem.model_layers = *std::ranges::max_element(seen->layers) + 1;
+  problem.moe_layers = numbers_of(seen->load.size(), seen->layers);
+  problem.model_layers = std::max(seen->layers.all, problem.moe_layers.back() + 1);
   Remarks().say(placer->remark(problem));
   ExpertPlacement placement = options.copies == "by_gain" ? place_by_gain(*placer, problem, *seen)
                                                           : place_all(*placer, problem, *seen);
-  return {std::move(placement), std::move(seen->load)};
+  return {std::move(placement), std::move(seen->layers), std::move(seen->load)};
+}
+
+// The layers that were seen, of a placement that has rows for others too.
+void keep_seen(Placed& placed, const LayerNumbers& seen, std::size_t layers) {
+  const std::vector<int> numbers = numbers_of(placed.placement.size(), placed.layers);
+  if (numbers.size() == layers) return;
+  ExpertPlacement kept;
+  for (const int layer : numbers_of(layers, seen)) {
+    const auto found = std::ranges::find(numbers, layer);
+    if (found == numbers.end()) return;
+    kept.push_back(placed.placement[static_cast<std::size_t>(found - numbers.begin())]);
+  }
+  placed.placement = std::move(kept);
+  placed.layers = seen;
 }
 
 // From --placement.
 Placed read_placed(const PlaceOptions& options) {
-  Placed placed;
-  placed.placement =
-      read_placement(std::filesystem::path(options.placement), {options.gpus, options.first_layer});
+  PlacementRows rows = read_placement_rows(std::filesystem::path(options.placement),
+                                           {options.gpus, options.first_layer});
+  Placed placed{{}, {std::move(rows.numbers), options.first_layer, 0}, {}};
+  rows.numbers = placed.layers.numbers;
+  PlacementProblem problem;
+  if (const std::optional<MoeModel> model = model_of(options)) {
+    placed.layers = numbers_in(*model);
+    problem.moe_layers = placed.layers.numbers;
+    problem.model_layers = model->numbered_layers;
+    problem.draft_layers = model->draft_layers;
+  }
+  const TakenRows taken = take_rows(options.placement, rows, problem);
+  Remarks().say(taken.remark);
+  for (const std::size_t row : taken.rows) placed.placement.push_back(rows.layers[row]);
   std::optional<Seen> seen = what_was_seen(options, {});
+  if (seen) keep_seen(placed, seen->layers, seen->load.size());
   placed.load = seen ? std::move(seen->load) : uniform_load(placed.placement);
   return placed;
 }
 
-std::string to_text(const ExpertPlacement& placement, const PlacementScore& score) {
+std::string to_text(const Placed& placed, const PlacementScore& score) {
+  const ExpertPlacement& placement = placed.placement;
   int fewest = std::numeric_limits<int>::max(), most = 0;
   for (const LayerPlacement& layer : placement) {
     for (int gpu = 0; gpu < layer.gpus(); ++gpu) {
@@ -127,7 +214,8 @@ std::string to_text(const ExpertPlacement& placement, const PlacementScore& scor
       "copies x experts, all layers    {}\n",
       placement.size(), placement.front().experts(), placement.front().gpus(),
       fewest == most ? fmt::format("{}", most) : fmt::format("{} to {}", fewest, most),
-      score.imbalance_mean, score.imbalance_worst, score.worst_layer, score.same_gpu_copies,
+      score.imbalance_mean, score.imbalance_worst,
+      numbers_of(placement.size(), placed.layers)[at(score.worst_layer)], score.same_gpu_copies,
       copies);
 }
 
@@ -137,14 +225,14 @@ int place(const PlaceOptions& options) {
                               std::string_view(options.format));
   const auto format = static_cast<PlacementFormat>(name - placement_format_names.begin());
   if (!options.output.empty()) {
-    write_file(options.output, placement_bytes(placed.placement, format, options.first_layer));
+    write_file(options.output, placement_bytes(placed.placement, format, placed.layers));
   }
   if (options.score) {
     const PlacementScore score = score_placement(placed.placement, placed.load);
-    print(options.json ? to_json(score).dump() + "\n" : to_text(placed.placement, score));
+    print(options.json ? to_json(score).dump() + "\n" : to_text(placed, score));
   } else if (options.output.empty()) {
     if (format == PlacementFormat::npy) throw ConfigError("--format npy needs a file: -o F.npy");
-    print(placement_bytes(placed.placement, format, options.first_layer));
+    print(placement_bytes(placed.placement, format, placed.layers));
   }
   return 0;
 }
@@ -187,10 +275,16 @@ Action setup_place(CLI::App& command) {
       .add_option("--format", options->format, "format of the written placement (default: sglang)")
       ->check(CLI::IsMember(
           std::vector<std::string>(placement_format_names.begin(), placement_format_names.end())));
+  auto* first_layer =
+      command
+          .add_option(
+              "--first-layer", options->first_layer,
+              "the model's first MoE layer: sglang and trtllm count dense ones (default: 0)")
+          ->check(CLI::Range(0, 9999));
   command
-      .add_option("--first-layer", options->first_layer,
-                  "the model's first MoE layer: sglang and trtllm count dense ones (default: 0)")
-      ->check(CLI::Range(0, 1 << 20));
+      .add_option("--model", options->model,
+                  "model that says which layers have experts, and their numbers in files")
+      ->excludes(first_layer);
   auto* score = command.add_flag(
       "--score", options->score,
       "print how even the placement is for the load (uniform if none), not itself");

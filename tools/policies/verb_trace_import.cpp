@@ -2,7 +2,6 @@
 #include "tools/policies/verb_trace_import.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include <fmt/format.h>
 
@@ -10,6 +9,7 @@
 #include "tools/cli/named_files.hpp"
 #include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/policies/new_trace.hpp"
 #include "traces/import/import.hpp"
 #include "traces/npy.hpp"
@@ -35,18 +35,16 @@ const ImportForm& form_named(const std::string& name) {
 
 // Which expert each slot of each layer with experts holds.
 std::vector<std::vector<int>> slots_of(const ImportCommand& command, const MoeModel& model) {
-  const auto first = std::find_if(model.layers.begin(), model.layers.end(),
-                                  [](const LayerSpec& layer) { return layer.moe; });
-  PlacementContext context{.gpus = command.gpus};
-  const auto dense_before = static_cast<int>(first - model.layers.begin());
-  const std::filesystem::path file(command.placement);
-  ExpertPlacement placement = read_placement(file, context);
-  if (std::ssize(placement) == std::ssize(model.layers) && dense_before > 0) {
-    context.first_layer = dense_before;
-    placement = read_placement(file, context);
-  }
+  const PlacementRows placement =
+      read_placement_rows(std::filesystem::path(command.placement), {.gpus = command.gpus});
+  const TakenRows taken = take_rows(command.placement, placement,
+                                    {.moe_layers = model.moe_layer_numbers(),
+                                     .model_layers = model.numbered_layers,
+                                     .draft_layers = model.draft_layers});
+  Remarks().say(taken.remark);
   std::vector<std::vector<int>> slots;
-  for (const LayerPlacement& layer : placement) {
+  for (const std::size_t row : taken.rows) {
+    const LayerPlacement& layer = placement.layers[row];
     slots.emplace_back();
     for (int slot = 0; slot < layer.slots(); ++slot)
       slots.back().push_back(layer.expert_of_slot(slot));

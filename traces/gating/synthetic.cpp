@@ -166,9 +166,7 @@ std::size_t count_ids(const MoeModel& model, const SyntheticRows& rows, std::siz
 }  // namespace
 
 std::vector<int> moe_layer_ids(const MoeModel& model) {
-  std::vector<int> ids;
-  for (std::size_t i = 0; i < model.layers.size(); ++i)
-    if (model.layers[i].moe) ids.push_back(static_cast<int>(i));
+  std::vector<int> ids = model.moe_layer_numbers();
   if (ids.empty() || model.experts == 0)
     throw ConfigError(fmt::format(
         "model {} has no experts; gating needs a Mixture-of-Experts model", model.name));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "traces/import/array.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -61,6 +62,8 @@ std::vector<double> decode(ElementType type, std::string_view elements) {
 }
 
 std::int64_t elements_of(std::span<const std::int64_t> shape, std::int64_t limit) {
+  if (std::ranges::count(shape, 0) > 0 && std::ranges::none_of(shape, [](auto n) { return n < 0; }))
+    return 0;
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape)
     if (extent < 0 || __builtin_mul_overflow(elements, extent, &elements) || elements > limit)

@@ -96,11 +96,12 @@ std::vector<Array> from_torch(const std::filesystem::path& path) {
 }  // namespace
 
 void read_hf_logits(std::span<const std::filesystem::path> files, TraceBuilder& builder) {
-  if (builder.model().expert_groups > 1)
+  const bool groups = builder.model().expert_groups > 1;
+  if (groups || builder.model().choice_bias)
     throw ConfigError(
-        fmt::format("{} picks experts by groups and with a bias: router logits do not "
-                    "say which; record the choices instead",
-                    builder.model().name));
+        fmt::format("{} picks experts {}: router logits do not say which; record the "
+                    "choices instead",
+                    builder.model().name, groups ? "by groups" : "with a bias"));
   for (const std::filesystem::path& file : files) {
     if (file.extension() == ".npy")
       add_layers(file.string(), split(file.string(), array_of(NpyArray::open(file))), builder);

@@ -20,12 +20,21 @@ namespace {
 
 constexpr double most_tokens = 1e15;  // of a count
 
-// Nothing was chosen: -1 throughout, or one id in every column (the zeros of a layer or row that
-// was never written, the 255 of SGLang's fill).
-bool is_blank(std::span<const double> choice) {
-  if (choice.size() == 1) return choice[0] < 0;
-  return std::all_of(choice.begin(), choice.end(), [&](double id) { return id == choice[0]; });
+bool all_equal(std::span<const double> values) {
+  return std::ranges::all_of(values, [&](double value) { return value == values[0]; });
 }
+
+// True if every column has one id: the zeros of a layer or row that was never written, or a fill of
+// -1. That is 255 or 65535 where ids have no sign. A single column may be an id.
+bool is_blank(std::span<const double> choice) {
+  if (choice.size() > 1) return all_equal(choice);
+  return choice[0] <= 0 || choice[0] == 255 || choice[0] == 65535;
+}
+
+// A zero of top-1 may be expert 0. Rows in a row are no chance at one in a million, ...
+const double least_evidence = std::log(1e6);
+// ... nor so many tokens of a layer, whose hottest expert gets half of them at most.
+constexpr std::int64_t least_tokens = 40;
 
 std::vector<std::filesystem::path> files_in(std::span<const std::filesystem::path> paths) {
   std::vector<std::filesystem::path> files;
@@ -100,11 +109,11 @@ std::vector<RequestNote> read_request_notes(const std::filesystem::path& file) {
 
 TraceBuilder::TraceBuilder(const MoeModel& model, ImportOptions options, std::string engine)
     : model_(model), options_(std::move(options)), engine_(std::move(engine)) {
-  for (std::size_t i = 0; i < model.layers.size(); ++i)
-    if (model.layers[i].moe) moe_layers_.push_back(static_cast<int>(i));
+  moe_layers_ = model.moe_layer_numbers();
   if (moe_layers_.empty())
     throw ConfigError(fmt::format("{} has no layer with experts", model.name));
   recorded_ = moe_layers_;
+  zeros_.assign(recorded_.size(), 0);
   if (!options_.logical_of_physical.empty() &&
       options_.logical_of_physical.size() != moe_layers_.size())
     throw ConfigError(fmt::format("the placement has {} layers; {} has {} with experts",
@@ -112,15 +121,21 @@ TraceBuilder::TraceBuilder(const MoeModel& model, ImportOptions options, std::st
                                   moe_layers_.size()));
 }
 
-// Which entries of a dimension of layers these layers are.
+// Which entries of a dimension of layers these layers are. Layers that draft come last.
 std::vector<std::int64_t> TraceBuilder::entries_of(const std::string& place, std::int64_t extent,
-                                                   std::span<const int> layers) const {
+                                                   std::span<const int> layers) {
   std::vector<std::int64_t> entries(layers.begin(), layers.end());
-  if (extent == std::ssize(model_.layers)) return entries;
-  std::iota(entries.begin(), entries.end(), std::int64_t{0});
-  if (extent == std::ssize(entries)) return entries;
+  const std::int64_t all = model_.numbered_layers, moe = std::ssize(layers);
+  const int drafts = model_.draft_layers;
+  if (extent != all && extent != all + drafts)
+    std::iota(entries.begin(), entries.end(), std::int64_t{0});
+  if (extent == all || extent == moe) return entries;
+  if (extent == all + drafts || extent == moe + drafts) {
+    drop_drafts(drafts);
+    return entries;
+  }
   refuse(place, fmt::format("has {} layers; {} has {}, {} of them with experts", extent,
-                            model_.name, model_.layers.size(), moe_layers_.size()));
+                            model_.name, model_.numbered_layers, moe_layers_.size()));
 }
 
 void TraceBuilder::physical_to_logical(const std::string& place, const Array& map) {
@@ -142,10 +157,21 @@ void TraceBuilder::physical_to_logical(const std::string& place, const Array& ma
 void TraceBuilder::record_layers(const std::string& place, std::vector<int> layers) {
   for (const int layer : layers)
     if (!std::binary_search(moe_layers_.begin(), moe_layers_.end(), layer))
-      refuse(place,
-             fmt::format("has experts in layer {}, which is dense in {}", layer, model_.name));
+      refuse(place, layer >= model_.numbered_layers
+                        ? fmt::format("has layer {}; {} has {}, from 0 on", layer, model_.name,
+                                      model_.numbered_layers)
+                        : fmt::format("has experts in layer {}, which is dense in {}", layer,
+                                      model_.name));
   recorded_ = std::move(layers);
+  zeros_.assign(recorded_.size(), 0);
 }
+
+void TraceBuilder::require_whole(const std::string& place, const std::string& id) {
+  if (!read_.insert(id).second)
+    refuse(place, fmt::format("is one more piece of request {}; join the pieces of a request", id));
+}
+
+void TraceBuilder::drop_drafts(int layers) { dropped_drafts_ = std::max(dropped_drafts_, layers); }
 
 const TraceBuilder::SlotMap* TraceBuilder::map_of(bool physical) const {
   if (!options_.logical_of_physical.empty()) return &options_.logical_of_physical;
@@ -187,7 +213,7 @@ void TraceBuilder::add(const RecordedRequest& request) {
   if (ids.extent(2) < model_.experts_per_token)
     refuse(request.place, fmt::format("has {} experts per token; {} picks {}", ids.extent(2),
                                       model_.name, model_.experts_per_token));
-  const Reading reading{request.place, ids.extent(2),
+  const Reading reading{request.place, ids.extent(2), ids.extent(1),
                         entries_of(request.place, ids.extent(1), recorded_),
                         map_of(request.physical)};
   const RequestNote* note = note_on(request.place);
@@ -199,13 +225,18 @@ void TraceBuilder::add(const RecordedRequest& request) {
     if (note->prompt_tokens) prompt = note->prompt_tokens;
     made.has_repetition = note->has_repetition;
   }
+  const std::vector<char> padding = padding_in(reading, ids);
   for (std::int64_t row = 0; row < ids.extent(0); ++row) {
-    if (!append_row(reading, row, ids.part(row))) continue;
+    require_dense(reading, row, ids.part(row));
+    if (padding[at(row)] != 0) continue;
+    append_row(reading, row, ids.part(row));
     ++made.num_tokens;
     made.prompt_rows += !prompt || row < *prompt ? 1 : 0;
   }
+  padding_rows_ += ids.extent(0) - made.num_tokens;
+  dropped_dense_ = dropped_dense_ || reading.layers >= model_.numbered_layers;
   rows_ += made.num_tokens;
-  short_ += prompt && *prompt > made.num_tokens;
+  short_ += prompt && *prompt > ids.extent(0);
   mapped_ = mapped_ || reading.map != nullptr;
   if (made.num_tokens == 0) {
     ++empty_;
@@ -219,30 +250,44 @@ void TraceBuilder::add(const RecordedRequest& request) {
 // A dense layer that holds choices is no layer of this model.
 void TraceBuilder::require_dense(const Reading& reading, std::int64_t row,
                                  std::span<const double> ids) const {
+  if (reading.layers == std::ssize(moe_layers_) || reading.layers < model_.numbered_layers) return;
   const auto columns = at(reading.columns);
-  if (columns < 2 || ids.size() != model_.layers.size() * columns) return;
-  for (std::size_t layer = 0; layer < model_.layers.size(); ++layer)
-    if (!model_.layers[layer].moe && !is_blank(ids.subspan(layer * columns, columns)))
+  for (int layer = 0; layer < model_.numbered_layers; ++layer)
+    if (!std::binary_search(moe_layers_.begin(), moe_layers_.end(), layer) &&
+        !is_blank(ids.subspan(at(layer) * columns, columns)))
       refuse(reading.place, fmt::format("row {} has experts in layer {}, which is dense in {}", row,
                                         layer, model_.name));
 }
 
-// Whether the row was more than padding.
-bool TraceBuilder::append_row(const Reading& reading, std::int64_t row,
-                              std::span<const double> ids) {
-  require_dense(reading, row, ids);
-  dropped_dense_ = dropped_dense_ || ids.size() != reading.entries.size() * at(reading.columns);
-  const auto choice = [&](std::int64_t entry) {
-    return ids.subspan(at(entry * reading.columns), at(reading.columns));
-  };
-  if (std::all_of(reading.entries.begin(), reading.entries.end(),
-                  [&](std::int64_t entry) { return is_blank(choice(entry)); })) {
-    ++padding_rows_;
-    return false;
+// Rows that were never written, as those of prompts in a prefix cache: blank in every layer.
+std::vector<char> TraceBuilder::padding_in(const Reading& reading, const Array& ids) {
+  const std::int64_t rows = ids.extent(0);
+  std::vector<char> padding(at(rows));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::vector<double> chosen;
+    for (const std::int64_t entry : reading.entries) {
+      const auto choice = ids.part(row).subspan(at(entry * reading.columns), at(reading.columns));
+      if (is_blank(choice)) chosen.push_back(choice[0]);
+    }
+    padding[at(row)] =
+        chosen.size() == reading.entries.size() && (reading.columns > 1 || all_equal(chosen));
   }
+  const double of_row = double(reading.entries.size()) * std::log(double(model_.experts));
+  for (std::int64_t row = 0, end = 0; reading.columns == 1 && row < rows; row = end) {
+    for (end = row + 1; end < rows && padding[at(end)] == padding[at(row)];) ++end;
+    const double id = ids.part(row)[at(reading.entries.front())];
+    if (padding[at(row)] == 0 || id < 0 || double(end - row) * of_row >= least_evidence) continue;
+    std::fill(padding.begin() + row, padding.begin() + end, char{0});
+    doubtful_rows_ += end - row;
+  }
+  return padding;
+}
+
+void TraceBuilder::append_row(const Reading& reading, std::int64_t row,
+                              std::span<const double> ids) {
   for (std::size_t layer = 0; layer < reading.entries.size(); ++layer)
-    append_choice(reading, row, layer, choice(reading.entries[layer]));
-  return true;
+    append_choice(reading, row, layer,
+                  ids.subspan(at(reading.entries[layer] * reading.columns), at(reading.columns)));
 }
 
 // Appends what a token picked in one layer, as logical ids.
@@ -251,6 +296,8 @@ void TraceBuilder::append_choice(const Reading& reading, std::int64_t row, std::
   const auto fail = [&](const std::string& what) {
     refuse(reading.place, fmt::format("row {}, layer {}: {}", row, recorded_[layer], what));
   };
+  if (ids.size() > 1 && all_equal(ids)) fail("was not written; other layers of the row were");
+  zeros_[layer] += ids.size() == 1 && ids[0] == 0;
   const std::vector<int>* slots = slots_of(reading.map, layer);
   const double known = slots != nullptr ? static_cast<double>(slots->size()) : model_.experts;
   const auto k = static_cast<std::size_t>(model_.experts_per_token);
@@ -341,8 +388,13 @@ void TraceBuilder::remark_what_was_left_out() {
   const auto say = [&](bool so, std::string text) {
     if (so) remarks_.push_back(std::move(text));
   };
-  say(dropped_dense_,
-      fmt::format("dropped: {} dense layers", model_.layers.size() - moe_layers_.size()));
+  const std::int64_t dense = model_.numbered_layers - std::ssize(moe_layers_);
+  say(dropped_dense_ && dense > 0, fmt::format("dropped: {} dense layers", dense));
+  say(dropped_drafts_ > 0, fmt::format("dropped: {} layers that draft (MTP)", dropped_drafts_));
+  say(doubtful_rows_ > 0,
+      fmt::format("kept: {} rows of expert 0 in every layer, which may be rows that were never "
+                  "written: {} layers of top-1 do not tell",
+                  doubtful_rows_, recorded_.size()));
   say(padding_rows_ > 0, fmt::format("dropped: {} rows of padding", padding_rows_));
   say(empty_ > 0, fmt::format("dropped: {} requests of nothing but padding", empty_));
   say(extra_ids_ > 0,
@@ -362,12 +414,23 @@ void TraceBuilder::remark_what_was_left_out() {
                   without_prompt_, requests_.size()));
 }
 
+// A top-1 layer of zeros alone was never captured, unless there are few tokens.
+void TraceBuilder::require_written_layers() const {
+  for (std::size_t layer = 0; rows_ >= least_tokens && layer < recorded_.size(); ++layer)
+    if (zeros_[layer] == rows_)
+      throw ConfigError(
+          fmt::format("layer {} was never written: all {} tokens picked expert 0 there; record all "
+                      "layers of {}",
+                      recorded_[layer], rows_, model_.name));
+}
+
 Imported TraceBuilder::finish() && {
   if (requests_.empty() && counts_.empty())
     throw ConfigError("the recording has neither requests nor token counts");
   if (added_ > 0 && !options_.notes.empty() && added_ != options_.notes.size())
     throw ConfigError(fmt::format("the notes have {} requests, but {} were recorded",
                                   options_.notes.size(), added_));
+  require_written_layers();
   Imported imported;
   remark_what_was_left_out();
   if (!requests_.empty()) imported.trace.emplace(meta(), workloads_, requests_, std::move(ids_));

@@ -60,11 +60,13 @@ class TraceBuilder {
   TraceBuilder(const MoeModel&, ImportOptions, std::string engine);
 
   const MoeModel& model() const { return model_; }
-  /// Indices of the model's layers with experts.
+  /// Numbers of the model's layers with experts.
   std::span<const int> moe_layers() const { return moe_layers_; }
   /// The model's layers that all rows are of, ascending: those with experts unless this is said.
   /// Throws ConfigError if one is dense.
   void record_layers(const std::string& place, std::vector<int> layers);
+  /// Says that so many layers of a recording draft tokens (MTP) and are left out.
+  void drop_drafts(int layers);
   /// The map that a recording brings along, [layers, slots] of all layers or of those with experts;
   /// the user's own wins. Throws ConfigError.
   void physical_to_logical(const std::string& place, const Array& map);
@@ -73,6 +75,8 @@ class TraceBuilder {
   /// Tokens of each expert, [layers, experts] of all layers or of those with experts, in one step;
   /// of one step from several ranks they are summed.
   void add_counts(const std::string& place, std::int64_t step, const Array& counts, bool physical);
+  /// The recording's name of a request. Throws ConfigError where it has been read before.
+  void require_whole(const std::string& place, const std::string& id);
   void remark(std::string text) { remarks_.push_back(std::move(text)); }
 
   /// Throws ConfigError if nothing was added.
@@ -84,15 +88,18 @@ class TraceBuilder {
   struct Reading {
     const std::string& place;
     std::int64_t columns = 0;           // ids of a layer
+    std::int64_t layers = 0;            // that a row has
     std::vector<std::int64_t> entries;  // of each recorded layer in the dimension of layers
     const SlotMap* map = nullptr;       // of physical ids
   };
   std::vector<std::int64_t> entries_of(const std::string& place, std::int64_t extent,
-                                       std::span<const int> layers) const;
+                                       std::span<const int> layers);
   const SlotMap* map_of(bool physical) const;
   const RequestNote* note_on(const std::string& place) const;
   void require_dense(const Reading&, std::int64_t row, std::span<const double> ids) const;
-  bool append_row(const Reading&, std::int64_t row, std::span<const double> ids);
+  std::vector<char> padding_in(const Reading&, const Array& ids);
+  void require_written_layers() const;
+  void append_row(const Reading&, std::int64_t row, std::span<const double> ids);
   void append_choice(const Reading&, std::int64_t row, std::size_t layer,
                      std::span<const double> ids);
   const std::vector<int>* slots_of(const SlotMap*, std::size_t layer) const;
@@ -111,8 +118,10 @@ class TraceBuilder {
   std::vector<std::string> workloads_;
   std::map<std::int64_t, std::vector<double>> counts_;  // by step
   std::size_t added_ = 0, empty_ = 0, without_prompt_ = 0, short_ = 0;
-  std::set<std::string> unread_;
-  std::int64_t rows_ = 0, padding_rows_ = 0, extra_ids_ = 0;
+  std::set<std::string> unread_, read_;
+  std::int64_t rows_ = 0, padding_rows_ = 0, extra_ids_ = 0, doubtful_rows_ = 0;
+  std::vector<std::int64_t> zeros_;  // top-1 choices of expert 0, by recorded layer
+  int dropped_drafts_ = 0;
   bool dropped_dense_ = false, mapped_ = false;
   std::vector<std::string> remarks_;
 };

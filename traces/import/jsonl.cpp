@@ -5,6 +5,7 @@
 // ("request_id", "topk_experts" and lists of several tokens' choices too). Without "token_idx"
 // tokens are counted in the order of the lines. Layers that never appear were not recorded.
 #include <map>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -30,12 +31,18 @@ class ChoiceLog {
     const Json* layer = find(line, {"layer", "layer_id"});
     if (chosen == nullptr || !chosen->is_array() || layer == nullptr || !layer->is_number_integer())
       refuse(place, "has neither routed_experts nor a layer with topk_ids");
+    const auto number = layer->get<std::int64_t>();
+    const MoeModel& model = builder_.model();
+    if (model.is_draft_layer(number)) {
+      drafts_.insert(number);
+      builder_.drop_drafts(static_cast<int>(drafts_.size()));
+      return;
+    }
+    if (number < 0 || number >= model.numbered_layers)
+      refuse(place, fmt::format("layer {}; {} has {}, from 0 on", number, model.name,
+                                model.numbered_layers));
     Request& request = request_of(line);
     if (request.place.empty()) request.place = place;
-    const auto number = layer->get<std::int64_t>();
-    if (number < 0 || number >= std::ssize(builder_.model().layers))
-      refuse(place, fmt::format("layer {}; {} has {}", number, builder_.model().name,
-                                builder_.model().layers.size()));
     Layer& of_layer = request.layers[static_cast<int>(number)];
     const bool several = !chosen->empty() && chosen->front().is_array();
     std::int64_t token = std::ssize(of_layer);
@@ -106,6 +113,7 @@ class ChoiceLog {
   TraceBuilder& builder_;
   std::map<std::string, std::size_t> by_id_;
   std::vector<Request> requests_;
+  std::set<std::int64_t> drafts_;  // layers that draft
 };
 
 }  // namespace

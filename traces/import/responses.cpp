@@ -39,6 +39,15 @@ std::optional<std::int64_t> prompt_tokens(const Json& response) {
   return std::nullopt;
 }
 
+// A response's own name; a streamed one has it in each of its pieces.
+std::string id_of(const Json& response) {
+  const auto meta = response.find("meta_info");
+  for (const Json* object : {&response, meta == response.end() ? &response : &*meta})
+    for (const char* key : {"id", "request_id", "req_id"})
+      if (const auto id = object->find(key); id != object->end()) return id->dump();
+  return {};
+}
+
 // Prompt rows that the client did not ask for.
 std::int64_t first_row(const Json& response) {
   for (const char* key : {"routed_experts_prompt_start", "routed_experts_start_len"})
@@ -156,6 +165,8 @@ bool add_response(const std::string& place, const Json& response, TraceBuilder& 
     found = true;
     builder.add({.place = place, .ids = ids_of(place, value, builder), .prompt_rows = prompt});
   });
+  if (const std::string id = id_of(response); found && !id.empty())
+    builder.require_whole(place, id);
   return found;
 }
 

@@ -44,6 +44,8 @@ class Dump {
   }
 
  private:
+  // IntEnum ForwardMode of SGLang.
+  static constexpr std::int64_t mixed = 3, verify = 5, draft_extend_v2 = 7;
   enum Phase : std::size_t { prefilling, decoding };
   // What is known of one request.
   struct Sequence {
@@ -102,6 +104,13 @@ class Dump {
   void read_tokens(const PyDict& record, const PyValue& ids) {
     pass_ = tensor(ids);
     const std::vector<std::int64_t> positions = numbers(record, "positions");
+    const std::int64_t mode = number_or(record, "forward_mode", 0);
+    if (mode >= verify && mode <= draft_extend_v2)
+      file_.refuse(fmt::format(
+          "has a pass over drafts (forward_mode {}), which does not say which of its tokens were "
+          "accepted; record without speculative decoding, or per_pass for counts alone",
+          mode));
+    if (positions.empty()) return;  // an idle pass, beside ranks that have work
     if (pass_.shape.size() != 3 || pass_.extent(1) < std::ssize(positions))
       file_.refuse(
           fmt::format("topk_ids_of_layer is not [layers, {} tokens, k]", positions.size()));
@@ -111,26 +120,23 @@ class Dump {
     columns_ = pass_.extent(2);
     const PyValue* lengths = record.find("extend_seq_lens");
     const bool extends = lengths != nullptr && std::holds_alternative<const PyList*>(*lengths);
-    // IntEnum ForwardMode of SGLang.
-    constexpr std::int64_t mixed = 3;
     if (extends)
-      extend(positions, numbers(record, "extend_seq_lens"),
-             number_or(record, "forward_mode", 0) == mixed);
+      extend(positions, numbers(record, "extend_seq_lens"), mode == mixed);
     else
       decode(positions);
   }
 
   // A batch of prompts, or of their last chunks; in a mixed one decodes are extended by a token.
   void extend(const std::vector<std::int64_t>& positions, const std::vector<std::int64_t>& lengths,
-              bool mixed) {
+              bool with_decodes) {
     std::int64_t token = 0;
     for (const std::int64_t length : lengths) {
       if (length < 0 || length > std::ssize(positions) - token)
         file_.refuse("extend_seq_lens are longer than the batch");
       if (length == 0) continue;
       const std::int64_t first = positions[static_cast<std::size_t>(token)];
-      const Phase phase = mixed && length == 1 ? decoded(first) : prefilling;
-      const bool decodes = mixed && length == 1 && waiting_[phase].contains(first);
+      const Phase phase = with_decodes && length == 1 ? decoded(first) : prefilling;
+      const bool decodes = with_decodes && length == 1 && waiting_[phase].contains(first);
       append(take(phase, first), token, length, first, !decodes);
       token += length;
     }

@@ -47,11 +47,12 @@ std::map<std::int64_t, Layers> iterations(const std::filesystem::path& file) {
   return iterations;
 }
 
-// An iteration's layers that the model has, in order; drafting modules come after them.
-std::vector<int> layers_of(const Layers& layers, const MoeModel& model) {
+// An iteration's layers but those that draft, in order.
+std::vector<int> layers_of(const Layers& layers, TraceBuilder& builder) {
   std::vector<int> known;
   for (const auto& layer : layers)
-    if (layer.first < static_cast<int>(model.layers.size())) known.push_back(layer.first);
+    if (!builder.model().is_draft_layer(layer.first)) known.push_back(layer.first);
+  builder.drop_drafts(static_cast<int>(layers.size() - known.size()));
   return known;
 }
 
@@ -93,7 +94,7 @@ void read_statistic(const std::filesystem::path& file, std::vector<int>& layers,
   const bool raw = file.stem().string().ends_with("_raw");
   for (const auto& iteration : iterations(file)) {
     const std::string place = fmt::format("{}: iteration {}", file.string(), iteration.first);
-    const std::vector<int> of = layers_of(iteration.second, builder.model());
+    const std::vector<int> of = layers_of(iteration.second, builder);
     if (of.empty()) throw ConfigError(place + ": has no layer of the model");
     if (layers.empty()) {
       layers = of;

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 
@@ -24,6 +25,7 @@ namespace {
 constexpr Range count_range{1, 1 << 24};
 constexpr Range id_range{0, 65535};  // as in routing traces
 constexpr Range expert_range{1, 65536};
+constexpr int most_layers = 10'000;    // as of models
 constexpr Range token_range{0, 1e15};  // sums and ratios of these stay finite in a float
 
 using GpuSlots = std::vector<std::vector<int>>;  // [gpu][slot] -> expert
@@ -117,7 +119,7 @@ std::size_t gpu_count(ConfigReader& reader, std::string_view key, int known) {
   return static_cast<std::size_t>(said);
 }
 
-ExpertPlacement read_sglang(ConfigReader& reader, PlacementContext context) {
+PlacementRows read_sglang(ConfigReader& reader, PlacementContext context) {
   const std::size_t gpus = gpu_count(reader, "num_gpus", context.gpus);
   const bool by_gpu = reader.has("experts_on_gpu");
   if (by_gpu && reader.has("physical_to_logical_map")) {
@@ -145,7 +147,7 @@ ExpertPlacement read_sglang(ConfigReader& reader, PlacementContext context) {
   if (reader.optional("num_experts")) {
     experts = static_cast<int>(reader.integer("num_experts", expert_range));
   }
-  return compile(layers, experts);
+  return {compile(layers, experts), {}, true};
 }
 
 // The members of an object whose keys are layers, by layer.
@@ -155,7 +157,8 @@ std::map<int, ConfigNode> by_layer(const ConfigNode& node) {
     for (const std::string& key : reader.all_keys()) {
       int layer = 0;
       const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), layer);
-      const bool number = error == std::errc() && end == key.data() + key.size() && layer >= 0;
+      const bool number = error == std::errc() && end == key.data() + key.size() && layer >= 0 &&
+                          layer < most_layers;
       if (!number || !layers.emplace(layer, reader.child(key)).second) {
         node.fail(fmt::format("\"{}\" is not a layer; expected each layer's number once", key));
       }
@@ -165,26 +168,22 @@ std::map<int, ConfigNode> by_layer(const ConfigNode& node) {
   });
 }
 
-ExpertPlacement read_trtllm(ConfigReader& reader, PlacementContext context) {
+PlacementRows read_trtllm(ConfigReader& reader, PlacementContext context) {
   const std::size_t gpus = gpu_count(reader, "ep_size", context.gpus);
   const auto slots = static_cast<std::size_t>(reader.integer("num_slots", count_range));
   const ConfigNode assignments = reader.child("initial_global_assignments");
   reader.integer_or("layer_updates_per_iter", 0, non_negative);
   std::vector<ListedLayer> layers;
-  int expected = -1;
+  std::vector<int> numbers;
   for (const auto& [layer, node] : by_layer(assignments)) {
-    if (expected >= 0 && layer != expected) {
-      assignments.fail(
-          fmt::format("has layer {} after layer {}; a layer is missing", layer, expected - 1));
-    }
-    expected = layer + 1;
+    numbers.push_back(layer);
     layers.push_back({node, cut_into_gpus(node, gpus)});
     if (slots_in(layers.back().experts_on_gpu) != slots) {
       node.fail(fmt::format("has {} slots; expected num_slots = {}",
                             slots_in(layers.back().experts_on_gpu), slots));
     }
   }
-  return compile(layers, std::nullopt);
+  return {compile(layers, std::nullopt), std::move(numbers)};
 }
 
 // The objects in a list, each of which says its place in the list under `id`.
@@ -208,7 +207,7 @@ auto read_numbered(const ConfigNode& list, std::int64_t count, std::string_view 
   return values;
 }
 
-ExpertPlacement read_vllm_ascend(ConfigReader& reader, PlacementContext context) {
+PlacementRows read_vllm_ascend(ConfigReader& reader, PlacementContext context) {
   const auto count = reader.integer("moe_layer_count", count_range);
   std::int64_t gpus = context.gpus;
   const auto layers =
@@ -224,7 +223,7 @@ ExpertPlacement read_vllm_ascend(ConfigReader& reader, PlacementContext context)
                                            return expert_ids(device.child("device_expert"));
                                          })};
       });
-  return compile(layers, std::nullopt);
+  return {compile(layers, std::nullopt)};
 }
 
 // vLLM's physical_to_logical_map: [layers, slots] -> expert.
@@ -326,8 +325,11 @@ LayerPlacement dense_row(const LayerPlacement& like) {
   return {like.experts(), experts_on_gpu};
 }
 
-OrderedJson sglang_json(ExpertPlacement placement, int first_layer) {
-  placement.insert(placement.begin(), at(first_layer), dense_row(placement.front()));
+OrderedJson sglang_json(const ExpertPlacement& layers, const LayerNumbers& in_model) {
+  const std::vector<int> numbers = numbers_of(layers.size(), in_model);
+  const int all = std::max(in_model.all, *std::ranges::max_element(numbers) + 1);
+  ExpertPlacement placement(at(all), dense_row(layers.front()));
+  for (std::size_t i = 0; i < layers.size(); ++i) placement[at(numbers[i])] = layers[i];
   OrderedJson json{{"num_gpus", placement.front().gpus()},
                    {"num_experts", placement.front().experts()}};
   const bool equal = equally_filled(placement);
@@ -343,7 +345,7 @@ OrderedJson sglang_json(ExpertPlacement placement, int first_layer) {
   return json;
 }
 
-std::string trtllm_yaml(const ExpertPlacement& placement, int first_layer) {
+std::string trtllm_yaml(const ExpertPlacement& placement, const LayerNumbers& in_model) {
   if (!equally_filled(placement)) {
     throw ConfigError(
         "trtllm files hold as many slots on every GPU in every layer, which this placement does "
@@ -352,9 +354,10 @@ std::string trtllm_yaml(const ExpertPlacement& placement, int first_layer) {
   std::string text =
       fmt::format("num_slots: {}\nlayer_updates_per_iter: 0\ninitial_global_assignments:\n",
                   placement.front().slots());
-  for (const LayerPlacement& layer : placement) {
-    text += fmt::format("  {}: [{}]\n", first_layer++,
-                        fmt::join(experts_in_slots(layer, 0, layer.slots()), ", "));
+  const std::vector<int> numbers = numbers_of(placement.size(), in_model);
+  for (std::size_t i = 0; i < placement.size(); ++i) {
+    text += fmt::format("  {}: [{}]\n", numbers[i],
+                        fmt::join(experts_in_slots(placement[i], 0, placement[i].slots()), ", "));
   }
   return text;
 }
@@ -480,9 +483,7 @@ std::vector<ExpertLoad> load_from_torch(const std::filesystem::path& path) {
   return load_from_array(path, file.read(**tensor));
 }
 
-}  // namespace
-
-ExpertPlacement read_placement(const ConfigNode& node, PlacementContext context) {
+PlacementRows rows_of(const ConfigNode& node, PlacementContext context) {
   return read_object(node, [&](ConfigReader& reader) {
     if (reader.has("initial_global_assignments")) return read_trtllm(reader, context);
     if (reader.has("layer_list")) return read_vllm_ascend(reader, context);
@@ -495,27 +496,44 @@ ExpertPlacement read_placement(const ConfigNode& node, PlacementContext context)
   });
 }
 
-ExpertPlacement read_placement(const std::filesystem::path& file, PlacementContext context) {
+}  // namespace
+
+std::vector<int> numbers_of(std::size_t layers, const LayerNumbers& in_model) {
+  if (!in_model.numbers.empty()) return in_model.numbers;
+  std::vector<int> numbers(layers);
+  std::iota(numbers.begin(), numbers.end(), in_model.first);
+  return numbers;
+}
+
+PlacementRows read_placement_rows(const std::filesystem::path& file, PlacementContext context) {
   const MappedFile mapped(file);
   const std::string_view text = mapped.text();
-  if (text.starts_with("\x93NUMPY")) return read_npy(file, context);
+  if (text.starts_with("\x93NUMPY")) return {read_npy(file, context)};
   refuse_huge(file, "placement");
   const auto first = text.find_first_not_of(" \t\r\n");
   const bool json = first != std::string_view::npos && text[first] == '{';
-  return read_placement(
+  return rows_of(
       json ? ConfigNode::from_file(file) : ConfigNode(parse_plain_yaml(text, file), file), context);
 }
 
+ExpertPlacement read_placement(const ConfigNode& node, PlacementContext context) {
+  return rows_of(node, context).layers;
+}
+
+ExpertPlacement read_placement(const std::filesystem::path& file, PlacementContext context) {
+  return read_placement_rows(file, context).layers;
+}
+
 std::string placement_bytes(const ExpertPlacement& placement, PlacementFormat format,
-                            int first_layer) {
+                            const LayerNumbers& in_model) {
   check(!placement.empty(), "a placement without layers cannot be written");
   switch (format) {
-    case PlacementFormat::trtllm: return trtllm_yaml(placement, first_layer);
+    case PlacementFormat::trtllm: return trtllm_yaml(placement, in_model);
     case PlacementFormat::vllm_ascend: return vllm_ascend_json(placement).dump() + "\n";
     case PlacementFormat::npy: return npy_of(placement);
     case PlacementFormat::sglang: break;
   }
-  return sglang_json(placement, first_layer).dump() + "\n";
+  return sglang_json(placement, in_model).dump() + "\n";
 }
 
 std::vector<ExpertLoad> read_load(const std::filesystem::path& file) {

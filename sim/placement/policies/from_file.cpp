@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "sim/placement/files/placement_file.hpp"
 #include "sim/placement/placers.hpp"
 
@@ -18,14 +19,14 @@ int fullest_gpu(const LayerPlacement& layer) {
   return most;
 }
 
-// A placement made elsewhere, as it stands in a file that read_placement() reads. It must be of the
-// problem's experts and GPUs, and its fullest GPU must fill the slots that memory is reserved for.
-// Its rows are the model's MoE layers, or all of the model's layers, as SGLang writes them.
+// A placement made elsewhere, as it stands in a file that read_placement_rows() reads. It must be
+// of the problem's experts and GPUs, and its fullest GPU must fill the slots that memory is
+// reserved for. Which of its rows are the model's MoE layers take_rows() says.
 class FromFile final : public Placer {
  public:
-  FromFile(std::string file, ExpertPlacement placement, bool cut)
+  FromFile(std::string file, PlacementRows placement, bool cut)
       : file_(std::move(file)), placement_(std::move(placement)), cut_(cut) {
-    for (const LayerPlacement& layer : placement_) {
+    for (const LayerPlacement& layer : placement_.layers) {
       slots_per_gpu_ = std::max(slots_per_gpu_, fullest_gpu(layer));
     }
   }
@@ -34,12 +35,12 @@ class FromFile final : public Placer {
   LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
                        int layer) const override {
     require_sound(problem, seen.load);
-    const std::size_t index = row_of(problem, static_cast<std::size_t>(layer));
-    if (index >= placement_.size()) {
+    const std::vector<std::size_t> rows = taken(problem).rows;
+    if (at(layer) >= rows.size()) {
       throw ConfigError(
-          fmt::format("{}: {} layers; layer {} is asked for too", file_, placement_.size(), layer));
+          fmt::format("{}: {} layers; layer {} is asked for too", file_, rows.size(), layer));
     }
-    const LayerPlacement& found = placement_[index];
+    const LayerPlacement& found = placement_.layers[rows[at(layer)]];
     require_equal("experts", found.experts(), problem.experts);
     require_equal("GPUs", found.gpus(), problem.gpus);
     if (slots_per_gpu_ != problem.slots_per_gpu) {
@@ -54,33 +55,20 @@ class FromFile final : public Placer {
   bool uses_load() const override { return false; }
 
   std::string remark(const PlacementProblem& problem) const override {
-    if (!has_dense_rows(problem)) return {};
-    return fmt::format(
-        "{}: has a row for each of the model's {} layers; those of its {} MoE layers are taken, "
-        "from row {} on",
-        file_, placement_.size(), problem.moe_layers.size(), problem.moe_layers.front());
+    std::string remark = taken(problem).remark;
+    if (cut_ && !placement_.has_dense_layers)
+      remark += fmt::format(
+          "{} \"first_layer\" has no effect, as the file {}", remark.empty() ? file_ + ":" : ";",
+          placement_.numbers.empty() ? "lists MoE layers alone" : "numbers its layers");
+    return remark;
   }
 
  private:
-  bool has_dense_rows(const PlacementProblem& problem) const {
-    const std::size_t rows = placement_.size();
-    return rows != problem.moe_layers.size() && !problem.moe_layers.empty() && !cut_ &&
-           rows == static_cast<std::size_t>(problem.model_layers);
-  }
-
-  std::size_t row_of(const PlacementProblem& problem, std::size_t layer) const {
-    if (has_dense_rows(problem)) return static_cast<std::size_t>(problem.moe_layers.at(layer));
-    const std::size_t expected = problem.moe_layers.size();
-    if (expected != 0 && placement_.size() != expected) {
-      throw ConfigError(fmt::format(
-          "{}: {} layers{}; expected {}, the model's MoE layers{}", file_, placement_.size(),
-          cut_ ? " by its \"first_layer\"" : "", expected,
-          cut_ || problem.model_layers == std::ssize(problem.moe_layers)
-              ? ""
-              : fmt::format(", or {} with dense ones, or give \"first_layer\" next to the file",
-                            problem.model_layers)));
-    }
-    return layer;
+  // Rows that begin with the first MoE layer are of these alone: the user said where it is.
+  TakenRows taken(PlacementProblem problem) const {
+    if (cut_ && placement_.has_dense_layers)
+      problem.model_layers = static_cast<int>(problem.moe_layers.size());
+    return take_rows(file_, placement_, problem);
   }
 
   void require_equal(std::string_view what, int found, int expected) const {
@@ -89,7 +77,7 @@ class FromFile final : public Placer {
   }
 
   std::string file_;
-  ExpertPlacement placement_;
+  PlacementRows placement_;
   bool cut_;  // the rows before the first MoE layer are gone, as the user said
   int slots_per_gpu_ = 0;
 };
@@ -114,7 +102,7 @@ std::unique_ptr<Placer> make_from_file(ConfigReader& options) {
   }
   const bool cut = options.optional("first_layer");
   if (cut) context.first_layer = static_cast<int>(options.integer("first_layer"));
-  return std::make_unique<FromFile>(file.string(), read_placement(file, context), cut);
+  return std::make_unique<FromFile>(file.string(), read_placement_rows(file, context), cut);
 }
 
 }  // namespace moesim
