@@ -207,6 +207,39 @@ TEST_CASE("a global concurrency does not grow with the ranks") {
   CHECK(sent == 3);
 }
 
+TEST_CASE("arrivals at a rate with a limit wait for a place, and then follow at once or in step") {
+  const auto at = [](double seconds) { return Time(to_duration(Seconds(seconds))); };
+  const auto sent = [&](const char* more) {
+    const RequestWorkload capped = workload(rated(
+        std::string(R"({"type": "constant", "rate": "1 /s", "max_concurrency": 2)") + more + "}",
+        5));
+    CHECK(capped.arrivals->closed());
+    CHECK(capped.arrivals->in_flight(8) == 2);
+    const auto source = capped.make(1, 1);
+    std::vector<Time> times{source->next()->arrival, source->next()->arrival};
+    CHECK_FALSE(source->next());
+    // Both places are taken from 2 s on; they become free at 4.5 and 4.75 s, then at 4.8 s.
+    for (const auto& [request, leaves] : {std::pair{0, 4.5}, {1, 4.75}, {2, 4.8}}) {
+      source->completed(request, Outcome::finished, at(leaves));
+      times.push_back(source->next()->arrival);
+      CHECK_FALSE(source->next());
+    }
+    return times;
+  };
+  // Due at 3, 4 and 5 s.
+  CHECK(sent("") == std::vector{at(1), at(2), at(4.5), at(4.75), at(5)});
+  // Each next one is due a gap after the last one was sent.
+  CHECK(sent(R"(, "catch_up": false)") == std::vector{at(1), at(2), at(4.5), at(5.5), at(6.5)});
+}
+
+TEST_CASE("a limit that is never reached changes no arrival") {
+  const auto free = all(workload(rated(R"({"type": "poisson", "rate": "50 /s"})", 500)));
+  const auto capped =
+      all(workload(rated(R"({"type": "poisson", "rate": "50 /s", "max_concurrency": 500})", 500)));
+  REQUIRE(capped.size() == free.size());
+  for (std::size_t i = 0; i < free.size(); ++i) CHECK(capped[i].arrival == free[i].arrival);
+}
+
 TEST_CASE("log-normal lengths have their median and stay within their maximum") {
   const RequestWorkload lognormal = workload(R"({
     "arrivals": {"type": "constant", "rate": "1 /s"}, "requests": 20001,

@@ -265,12 +265,11 @@ std::string benchmark(const BenchCommand& bench, const PoolSpec& pool, const std
   }
   if (!bench.to_the_end.empty()) command.add(bench.to_the_end);
   const Arrivals& arrivals = *pool.workload.arrivals;
-  if (const double rate = arrivals.rate(); rate > 0)
-    command.add("--request-rate", number_text(rate));
-  else if (const std::int64_t many = arrivals.in_flight(pool.ranks()); many > 0)
-    command.add("--max-concurrency", many);
-  else
-    notes.push_back("/workload/arrivals: give the benchmark a rate");
+  const double rate = arrivals.rate();
+  const std::int64_t many = arrivals.in_flight(pool.ranks());
+  if (rate > 0) command.add("--request-rate", number_text(rate));
+  if (many > 0) command.add("--max-concurrency", many);
+  if (rate == 0 && many == 0) notes.push_back("/workload/arrivals: give the benchmark a rate");
   command.add("--num-prompts", pool.workload.requests);
   return command.text();
 }

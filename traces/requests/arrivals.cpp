@@ -34,8 +34,14 @@ constexpr Form rate_schedule = form::list(rate_span);
 constexpr Key rate_key{"rate", form::per_second.or_a(rate_schedule), required,
                        "requests per second: one rate, or spans"};
 
+constexpr Key cap_key{"max_concurrency", form::integer(positive_count), unset("no limit"),
+                      "requests in flight at most: others wait at the client, and count from then"};
+constexpr Key catch_up_key{"catch_up", form::flag, "true",
+                           "those that waited follow at once, as vLLM's and SGLang's bench; or the "
+                           "schedule waits too, as AIPerf's"};
+
 std::span<const Key> rated_keys() {
-  static constexpr Key keys[] = {rate_key};
+  static constexpr Key keys[] = {rate_key, cap_key, catch_up_key};
   return keys;
 }
 
@@ -44,7 +50,9 @@ std::span<const Key> gamma_keys() {
       rate_key,
       {"cv", form::number(1e-3, 100), unset("burstiness"),
        "coefficient of variation of the gaps; or ..."},
-      {"burstiness", form::number(1e-4, 1e6), unset("cv"), "... 1/cv^2, as vLLM's bench"}};
+      {"burstiness", form::number(1e-4, 1e6), unset("cv"), "... 1/cv^2, as vLLM's bench"},
+      cap_key,
+      catch_up_key};
   return keys;
 }
 
@@ -200,32 +208,49 @@ class RateSchedule {
 template <class Shape>
 class Rated final : public Arrivals {
  public:
-  explicit Rated(ConfigReader& options) : shape_(options), rate_(options.child("rate")) {}
+  explicit Rated(ConfigReader& options) : shape_(options), rate_(options.child("rate")) {
+    if (options.optional("max_concurrency")) cap_ = options.integer("max_concurrency");
+    if (!options.optional("catch_up")) return;
+    if (cap_ == 0) options.child("catch_up").fail("needs \"max_concurrency\"");
+    catch_up_ = options.flag("catch_up");
+  }
   std::unique_ptr<RequestSource> start(const SourceStart& start) const override {
-    return std::make_unique<Source>(start, shape_, rate_);
+    return std::make_unique<Source>(start, *this);
   }
   double rate() const override { return rate_.only_rate(); }
+  std::int64_t in_flight(int /*dp_ranks*/) const override { return cap_; }
+  bool closed() const override { return cap_ > 0; }
 
  private:
   class Source final : public Numbered {
    public:
-    Source(const SourceStart& start, const Shape& shape, const RateSchedule& rate)
-        : Numbered(start), rng_(start.seed, "arrivals"), shape_(shape), rate_(rate) {}
+    Source(const SourceStart& start, const Rated& of)
+        : Numbered(start), rng_(start.seed, "arrivals"), of_(of) {}
     std::optional<TimedRequest> next() override {
-      if (ended()) return std::nullopt;
-      now_ = rate_.after(now_, shape_.gap(rng_));
-      return send(now_);
+      if (ended() || (of_.cap_ > 0 && sent() - left_ >= of_.cap_)) return std::nullopt;
+      now_ = of_.rate_.after(now_, of_.shape_.gap(rng_));
+      const Time at = std::max(now_, freed_);
+      if (!of_.catch_up_) now_ = at;
+      return send(at);
+    }
+    // The place of a request that left is the next one's at the earliest then: one is asked for
+    // whenever there is a place.
+    void completed(std::int64_t, Outcome, Time now) override {
+      const bool full = sent() - left_++ >= of_.cap_;
+      if (full) freed_ = now;
     }
 
    private:
     Rng rng_;
-    Shape shape_;
-    RateSchedule rate_;
-    Time now_{};
+    Rated of_;
+    std::int64_t left_ = 0;
+    Time now_{}, freed_{};
   };
 
   Shape shape_;
   RateSchedule rate_;
+  std::int64_t cap_ = 0;  ///< 0: no limit
+  bool catch_up_ = true;
 };
 
 struct ConstantGap {
