@@ -45,6 +45,13 @@ MappedFile::MappedFile(const std::filesystem::path& file) {
   if (mapped == MAP_FAILED) fail(fmt::format("cannot be mapped: {}", std::strerror(errno)));
   data_ = {static_cast<const std::byte*>(mapped),
            [mapped, size = size_](const std::byte*) { ::munmap(mapped, size); }};
+  // A byte order mark, with which spreadsheets begin a text, is no part of it; no other format
+  // that is read begins so.
+  if (constexpr std::string_view mark = "\xEF\xBB\xBF"; text().starts_with(mark)) {
+    data_ = std::shared_ptr<const std::byte>(data_, data_.get() + mark.size());
+    size_ -= mark.size();
+    if (size_ == 0) fail("is empty");
+  }
 }
 
 void refuse_long_line(const std::filesystem::path& file, std::size_t number) {
