@@ -16,7 +16,8 @@ int bits(Precision precision) {
   switch (precision) {
     case Precision::bf16: return 16;
     case Precision::fp8:
-    case Precision::fp8_block: return 8;
+    case Precision::fp8_block:
+    case Precision::int8: return 8;
     case Precision::mxfp4:
     case Precision::nvfp4:
     case Precision::int4: return 4;
@@ -29,7 +30,8 @@ int bits(Precision precision) {
 double bytes_per_element(Precision precision) {
   switch (precision) {
     case Precision::bf16: return 2;
-    case Precision::fp8: return 1;
+    case Precision::fp8:
+    case Precision::int8: return 1;
     case Precision::fp8_block: return 1 + 4.0 / (128 * 128);
     case Precision::mxfp4: return 0.5 + 1.0 / 32;
     case Precision::nvfp4: return 0.5 + 1.0 / 16;

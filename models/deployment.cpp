@@ -2,6 +2,7 @@
 #include "models/deployment.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -24,44 +25,108 @@ constexpr std::array<std::string_view, 2> dcp_merge_names{"reduce_scatter", "all
 
 }  // namespace
 
+namespace {
+
+std::span<const Key> share_keys() {
+  static constexpr Key keys[] = {{"*", form::number(0, 1), unset("0"),
+                                  "share of the part's weights in that precision",
+                                  precision_names}};
+  return keys;
+}
+
+bool is_mixed(const PrecisionShares& shares) {
+  return std::ranges::any_of(shares, [](double share) { return share > 0; });
+}
+
+// A name, or the share of each precision: the largest names the part.
+Precision read_part(const ConfigNode& node, PrecisionShares& shares) {
+  shares = {};
+  if (!node.json().is_object()) return static_cast<Precision>(node.choice());
+  return read_object(node, share_keys, [&](ConfigReader& r) {
+    double all = 0;
+    for (std::size_t i = 0; i < precision_names.size(); ++i) {
+      if (r.optional(precision_names[i])) shares[i] = r.number(precision_names[i]);
+      all += shares[i];
+    }
+    if (std::abs(all - 1) > 1e-6)
+      node.fail(fmt::format("the shares add up to {}; 1 is expected", all));
+    return most_of(shares);
+  });
+}
+
+}  // namespace
+
+double bytes_per_weight(Precision precision, const PrecisionShares& shares) {
+  if (!is_mixed(shares)) return bytes_per_element(precision);
+  double bytes = 0;
+  for (std::size_t i = 0; i < shares.size(); ++i)
+    bytes += shares[i] * bytes_per_element(static_cast<Precision>(i));
+  return bytes;
+}
+
+Precision most_of(const PrecisionShares& shares) {
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    const double bytes = bytes_per_element(static_cast<Precision>(i));
+    if (shares[i] > shares[most] ||
+        (shares[i] == shares[most] && bytes > bytes_per_element(static_cast<Precision>(most))))
+      most = i;
+  }
+  return static_cast<Precision>(most);
+}
+
+Json precision_json(Precision precision, const PrecisionShares& shares) {
+  if (!is_mixed(shares)) return std::string(precision_names[static_cast<std::size_t>(precision)]);
+  Json parts = Json::object();
+  for (std::size_t i = 0; i < shares.size(); ++i)
+    if (shares[i] > 0) parts[std::string(precision_names[i])] = shares[i];
+  return parts;
+}
+
 std::span<const Key> precision_keys() {
-  static constexpr Form precision = form::choice(precision_names);
+  static constexpr Form shares = form::object(share_keys);
+  static constexpr Form one = form::choice(precision_names);
+  static constexpr Form part = one.or_a(shares);
   static constexpr KeyDefault stored = unset("as the model's files say");
   static constexpr KeyDefault stored_or_bf16 = unset("as the model's files say, or bf16");
   static constexpr Key keys[] = {
-      {"experts", precision, stored, "weights of routed experts"},
-      {"attention", precision, stored, "weights of attention"},
-      {"ffn", precision, unset("as the model's files say; attention's where they say another"),
+      {"experts", part, stored, "weights of routed experts"},
+      {"attention", part, stored, "weights of attention"},
+      {"ffn", part, unset("as the model's files say; attention's where they say another"),
        "weights of dense FFNs and shared experts"},
-      {"kv_cache", precision, stored_or_bf16, "the KV cache"},
-      {"activations", precision, stored_or_bf16, "what weights are multiplied with"},
+      {"kv_cache", one, stored_or_bf16, "the KV cache"},
+      {"activations", one, stored_or_bf16, "what weights are multiplied with"},
       {"state", form::choice(state_precisions), "fp32", "the state of linear attention"}};
   return keys;
 }
 
 PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored) {
   return read_object(node, precision_keys, [&](ConfigReader& r) {
-    const auto precision = [&](std::string_view key, Precision PrecisionPlan::*member) {
-      const Precision fallback = stored != nullptr ? stored->*member : Precision::bf16;
-      const auto name = precision_names[static_cast<std::size_t>(fallback)];
-      return static_cast<Precision>(r.child_or(key, std::string(name)).choice());
-    };
+    const PrecisionPlan from = stored != nullptr ? *stored : PrecisionPlan{};
+    const auto text = [](Precision precision) { return precision_json(precision, {}); };
     for (const char* key : {"experts", "attention"}) {
       if (stored == nullptr && !r.has(key)) r.node().fail(fmt::format("\"{}\" is missing", key));
     }
-    const Precision attention = precision("attention", &PrecisionPlan::attention);
+    PrecisionPlan plan;
+    plan.experts =
+        read_part(r.child_or("experts", precision_json(from.experts, from.expert_shares)),
+                  plan.expert_shares);
+    plan.attention =
+        read_part(r.child_or("attention", precision_json(from.attention, from.attention_shares)),
+                  plan.attention_shares);
     // Whoever gives attention another precision than the files do means all other weights.
-    const bool as_stored = stored != nullptr && attention == stored->attention;
-    const Precision ffn = as_stored ? stored->ffn : attention;
-    const auto ffn_name = precision_names[static_cast<std::size_t>(ffn)];
+    const bool as_stored = stored != nullptr && plan.attention == stored->attention &&
+                           plan.attention_shares == stored->attention_shares;
+    plan.ffn = read_part(
+        r.child_or("ffn", as_stored ? precision_json(from.ffn, from.ffn_shares)
+                                    : precision_json(plan.attention, plan.attention_shares)),
+        plan.ffn_shares);
+    plan.kv_cache = static_cast<Precision>(r.child_or("kv_cache", text(from.kv_cache)).choice());
+    plan.activations =
+        static_cast<Precision>(r.child_or("activations", text(from.activations)).choice());
     const auto state = choice<StatePrecision>(r, "state", state_precisions);
-    return PrecisionPlan{
-        .experts = precision("experts", &PrecisionPlan::experts),
-        .attention = attention,
-        .kv_cache = precision("kv_cache", &PrecisionPlan::kv_cache),
-        .activations = precision("activations", &PrecisionPlan::activations),
-        .ffn = static_cast<Precision>(r.child_or("ffn", std::string(ffn_name)).choice()),
-        .state_bytes = state == StatePrecision::fp32 ? 4.0 : 2.0};
+    plan.state_bytes = state == StatePrecision::fp32 ? 4.0 : 2.0;
+    return plan;
   });
 }
 
@@ -168,6 +233,8 @@ void check_ep(const ConfigNode& node, const MoeModel& model, const ParallelPlan&
   const std::string_view experts_on = plan.afd() ? "ffn_gpus" : "dp * tp";
   require(plan.expert_gpus() % plan.ep == 0, fmt::format("{} {} does not divide {} = {}", key,
                                                          plan.ep, experts_on, plan.expert_gpus()));
+  require(plan.ep == 1 || model.experts > 0,
+          fmt::format("{} {} is of experts, and the model has none; leave this out", key, plan.ep));
   require(plan.ep <= std::max(1, model.experts),
           fmt::format("{} {} is more than the model's {} experts", key, plan.ep, model.experts));
   require(model.expert_width % plan.moe_tp() == 0,
@@ -245,14 +312,41 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
   });
 }
 
-std::string expert_slice_warning(const MoeModel& model, const ParallelPlan& plan,
-                                 const PrecisionPlan& precision) {
-  constexpr int block = 128;
-  const auto goes = [&](int parts) { return model.expert_width % (parts * block) == 0; };
-  if (model.experts == 0 || precision.experts != Precision::fp8_block || plan.moe_tp() == 1 ||
-      goes(plan.moe_tp())) {
-    return {};
+namespace {
+
+constexpr int block = 128;  // of fp8 in blocks
+
+bool in_blocks(int width, int parts) { return width % (parts * block) == 0; }
+
+// Of shared experts and dense FFNs, which tensor parallelism cuts.
+std::string ffn_slice_warning(const MoeModel& model, const ParallelPlan& plan) {
+  struct Ffn {
+    std::string_view name;
+    int width;
+  };
+  const int parts = plan.slices();
+  for (const auto& [name, width] :
+       {Ffn{"shared experts", model.shared_width}, Ffn{"dense FFNs", model.dense_width}}) {
+    if (parts == 1 || in_blocks(width, parts)) continue;
+    std::vector<int> takes;
+    for (int tp = 1; tp <= parts; ++tp)
+      if (parts % tp == 0 && (tp == 1 || in_blocks(width, tp))) takes.push_back(tp);
+    return fmt::format(
+        "\"parallel\": tp {} cuts {} into slices of {:.4g}; some versions of engines take whole "
+        "blocks of {} alone; tp {} would leave such slices",
+        parts, name, double(width) / parts, block, fmt::join(takes, " or "));
   }
+  return {};
+}
+
+}  // namespace
+
+std::string slice_warning(const MoeModel& model, const ParallelPlan& plan,
+                          const PrecisionPlan& precision) {
+  const auto goes = [&](int parts) { return in_blocks(model.expert_width, parts); };
+  if (model.experts == 0 || precision.experts != Precision::fp8_block || plan.moe_tp() == 1 ||
+      goes(plan.moe_tp()))
+    return precision.ffn == Precision::fp8_block ? ffn_slice_warning(model, plan) : "";
   std::vector<std::string> widths;
   for (int parts = 1; parts <= plan.expert_gpus(); ++parts) {
     if (plan.expert_gpus() % parts == 0 && (parts == 1 || goes(parts))) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,7 +14,11 @@ namespace moesim {
 
 struct MoeModel;
 
-/// The stored and multiplied precisions of one deployment.
+/// Shares of a part's weights in each precision, where it is stored in several; else zeros.
+using PrecisionShares = std::array<double, precision_names.size()>;
+
+/// The stored and multiplied precisions of one deployment. A part in several precisions has the
+/// bytes of all, and the kernels of the one that most of it is in.
 struct PrecisionPlan {
   Precision experts = Precision::bf16;
   Precision attention = Precision::bf16;  ///< weights of attention; embeddings, LM head, norms and
@@ -22,7 +27,14 @@ struct PrecisionPlan {
   Precision activations = Precision::bf16;  ///< that narrow weights are multiplied with
   Precision ffn = Precision::bf16;          ///< weights of dense FFNs and shared experts
   double state_bytes = 4;                   ///< of a number in the state of linear attention
+  PrecisionShares expert_shares{}, attention_shares{}, ffn_shares{};
 };
+/// Stored bytes of one weight of a part: of its precision, or the mean of its shares.
+double bytes_per_weight(Precision, const PrecisionShares&);
+/// The precision with the largest share, or of several the one with most bytes.
+Precision most_of(const PrecisionShares&);
+/// As an experiment says it: a name, or {"nvfp4": 0.75, "bf16": 0.25}.
+Json precision_json(Precision, const PrecisionShares&);
 /// What is not given is `stored`'s, the model's own precisions; where these are not known,
 /// "experts" and "attention" must be given, "ffn" is as attention, and "kv_cache" and "activations"
 /// are bf16. Throws ConfigError.
@@ -95,11 +107,11 @@ ParallelPlan of_slices(const ParallelPlan&);
 bool divides_prompts(const MoeModel&);
 /// The plan of steps under the rule of decode.
 ParallelPlan in_decode(const ParallelPlan&);
-/// A warning where not every kernel takes an expert's slice, else empty: one of fp8 in blocks that
-/// is not whole blocks of 128. vLLM 0.11 refuses it
+/// A warning where not every kernel takes a slice of an expert, of the shared experts or of a dense
+/// FFN, else empty: one of fp8 in blocks that is not whole blocks of 128. vLLM 0.11 refuses it
 /// (vllm/model_executor/layers/quantization/fp8.py); measured runs of vLLM 0.18 cut MiniMax-M2.5's
 /// experts into slices of 192.
-std::string expert_slice_warning(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
+std::string slice_warning(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
 /// dp, tp and pp are 1 if not given; ep is all GPUs that hold experts (1 for a dense model), and
 /// micro_batches 2 with AFD. Throws ConfigError unless ep divides those GPUs and is at most the

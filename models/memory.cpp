@@ -146,7 +146,8 @@ Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,
   constexpr int block = 32;
   double slice = static_cast<double>(model.expert_width) / plan.moe_tp();
   if (precision.experts == Precision::mxfp4) slice = std::ceil(slice / block) * block;
-  return Bytes(ffn_parameters(model.expert_input(), slice) * bytes_per_element(precision.experts));
+  return Bytes(ffn_parameters(model.expert_input(), slice) *
+               bytes_per_weight(precision.experts, precision.expert_shares));
 }
 
 Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
@@ -173,10 +174,11 @@ Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
   // Tied tables are one only where the first stage is the last.
   if (!model.tied_embeddings || plan.pp > 1) stages.front().kept += table;
   stages.back().kept += table + model.hidden;  // and the final norm
+  const double attention = bytes_per_weight(precision.attention, precision.attention_shares);
+  const double ffn = bytes_per_weight(precision.ffn, precision.ffn_shares);
   Bytes most{};
   for (const Stage& stage : stages) {
-    most = std::max(most, Bytes(stage.attention * bytes_per_element(precision.attention) +
-                                stage.ffn * bytes_per_element(precision.ffn) +
+    most = std::max(most, Bytes(stage.attention * attention + stage.ffn * ffn +
                                 stage.kept * bytes_per_element(Precision::bf16)));
   }
   return most;

@@ -2,14 +2,21 @@
 #include "models/quantization.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
-#include <charconv>
+#include <compare>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
 #include <map>
-#include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "hardware/quoting.hpp"
 #include "models/language_part.hpp"
+#include "models/quantization/name_list.hpp"
+#include "models/quantization/weight_modules.hpp"
 
 namespace moesim {
 
@@ -18,6 +25,7 @@ namespace {
 // What one kind of module is stored in, and what its weights are multiplied with.
 struct Scheme {
   Precision weights, activations;
+  auto operator<=>(const Scheme&) const = default;
 };
 constexpr Scheme unconverted{Precision::bf16, Precision::bf16};
 
@@ -53,48 +61,6 @@ int whole_of(const Json& object, const char* key) {
                         what.empty() ? "that it holds" : what));
 }
 
-// ---- which modules are meant ----
-
-// The kinds of modules that a PrecisionPlan tells apart; FFNs are the shared and the dense ones.
-enum class Modules { attention, experts, ffn };
-using Kinds = std::set<Modules>;
-
-// What stands under the FFN's name in a layer, as the model's family builds it.
-struct Naming {
-  Kinds under_mlp;
-};
-
-// What a list of modules means by a name, a glob or a regular expression ("re:") of one.
-Kinds meant_by(std::string name, const Naming& naming) {
-  std::erase(name, '\\');
-  const auto has = [&](std::string_view part) { return contains(name, part); };
-  if (has("norm")) return {};  // post_attention_layernorm is no projection
-  for (const char* other : {"vision", "visual", "audio", "mtp"}) {
-    if (has(other)) return {};  // no part of the language model's layers
-  }
-  while (name.ends_with('*') || name.ends_with('.')) name.pop_back();
-  if (has("router") || name.ends_with("gate")) return {};  // shared_expert_gate, too
-  if (has("shared_expert") || has("share_expert")) return {Modules::ffn};
-  if (has("experts")) return {Modules::experts};
-  if (has("attn") || has("attention") || has("mixer")) return {Modules::attention};
-  for (const char* block : {"mlp", "block_sparse_moe", "feed_forward", "moe", "ffn"}) {
-    if (name.ends_with(std::string(".") + block)) return naming.under_mlp;
-    // A projection of the FFN itself.
-    if (has(std::string(block) + '.') && has("_proj")) return {Modules::ffn};
-  }
-  return {};
-}
-
-// The layer that a name is of, or -1 where it is of all.
-int layer_of(const std::string& name) {
-  constexpr std::string_view before = "layers.";
-  const auto place = name.find(before);
-  int layer = -1;
-  if (place == name.npos) return layer;
-  std::from_chars(name.data() + place + before.size(), name.data() + name.size(), layer);
-  return layer;
-}
-
 // ---- the quantisers' ways to say it ----
 
 // NVIDIA ModelOpt's names, as vLLM and TensorRT-LLM read them.
@@ -105,13 +71,19 @@ Scheme modelopt_scheme(const std::string& algo, const ConfigNode& node) {
   };
   static constexpr Row rows[] = {{"nvfp4", {Precision::nvfp4, Precision::nvfp4}},
                                  {"nvfp4_awq", {Precision::nvfp4, Precision::nvfp4}},
+                                 {"nvfp4_svdquant", {Precision::nvfp4, Precision::nvfp4}},
+                                 {"w4a8_nvfp4_fp8", {Precision::nvfp4, Precision::fp8}},
                                  {"w4a16_nvfp4", {Precision::nvfp4, Precision::bf16}},
                                  {"mxfp4", {Precision::mxfp4, Precision::mxfp4}},
                                  {"w4a8_mxfp4_fp8", {Precision::mxfp4, Precision::fp8}},
                                  {"w4a16_mxfp4", {Precision::mxfp4, Precision::bf16}},
                                  {"w4a8_awq", {Precision::int4, Precision::fp8}},
                                  {"w4a16_awq", {Precision::int4, Precision::bf16}},
+                                 {"w4a16", {Precision::int4, Precision::bf16}},
+                                 {"w8a16", {Precision::int8, Precision::bf16}},
+                                 {"int8_sq", {Precision::int8, Precision::int8}},
                                  {"fp8", {Precision::fp8, Precision::fp8}},
+                                 {"fp8_per_channel_per_token", {Precision::fp8, Precision::fp8}},
                                  {"fp8_pb_wo", {Precision::fp8_block, Precision::fp8_block}},
                                  {"fp8_block_scales", {Precision::fp8_block, Precision::fp8_block}},
                                  // Scales of one byte for 32 values: blocks of another shape.
@@ -121,194 +93,480 @@ Scheme modelopt_scheme(const std::string& algo, const ConfigNode& node) {
   return found->scheme;
 }
 
-// A group of compressed-tensors: {"num_bits", "type", "strategy", "group_size"}.
+// The tensors of a group of compressed-tensors: {"num_bits", "type", "strategy", "group_size"}.
 Precision compressed(const Json* tensors, const ConfigNode& node) {
   if (tensors == nullptr) return Precision::bf16;
-  const int bits = whole_of(*tensors, "num_bits");
-  const std::string type = text_of(*tensors, "type");
+  const int bits = whole_of(*tensors, "num_bits"), group = whole_of(*tensors, "group_size");
+  const std::string type = text_of(*tensors, "type"), strategy = text_of(*tensors, "strategy");
+  if (bits == 16) return Precision::bf16;
   if (bits == 8 && type == "float") {
-    return text_of(*tensors, "strategy") == "block" ? Precision::fp8_block : Precision::fp8;
+    // MXFP8 has scales of one byte for 32 values: blocks of another shape.
+    return strategy == "block" || group == 32 ? Precision::fp8_block : Precision::fp8;
   }
+  if (bits == 8 && type == "int") return Precision::int8;
   if (bits == 4 && type == "int") return Precision::int4;
-  if (bits == 4 && type == "float") {
-    return whole_of(*tensors, "group_size") == 16 ? Precision::nvfp4 : Precision::mxfp4;
-  }
+  if (bits == 4 && type == "float") return group == 32 ? Precision::mxfp4 : Precision::nvfp4;
   not_known(node, fmt::format("{} {} bits", type, bits));
 }
 
-// AMD Quark: {"global_quant_config": {"weight": {"dtype"}, "input_tensors": {"dtype"}}}.
+Scheme compressed_scheme(const Json& group, const ConfigNode& node) {
+  return {compressed(member(group, "weights"), node),
+          compressed(member(group, "input_activations"), node)};
+}
+
+// A tensor of AMD Quark: {"dtype", "qscheme", "group_size"}, or a list of two that are scaled in
+// turn, of which the narrower is what is stored.
 Precision quark(const Json* tensor, const ConfigNode& node) {
   if (tensor == nullptr) return Precision::bf16;
+  if (tensor->is_array()) {
+    Precision narrowest = Precision::bf16;
+    for (const Json& one : *tensor)
+      if (const Precision here = quark(&one, node);
+          bytes_per_element(here) < bytes_per_element(narrowest))
+        narrowest = here;
+    return narrowest;
+  }
   const std::string type = text_of(*tensor, "dtype");
-  if (type == "fp4") return Precision::mxfp4;
-  if (type.starts_with("fp8")) return Precision::fp8;
+  if (type == "fp4")
+    return whole_of(*tensor, "group_size") == 16 ? Precision::nvfp4 : Precision::mxfp4;
+  if (type.starts_with("fp8"))
+    return text_of(*tensor, "qscheme") == "per_block" ? Precision::fp8_block : Precision::fp8;
   if (type == "int4" || type == "uint4") return Precision::int4;
+  if (type == "int8" || type == "uint8") return Precision::int8;
+  if (type.empty() || type == "bfloat16" || type == "float16") return Precision::bf16;
   not_known(node, "\"" + type + "\"");
 }
 
-class Quantisation {
+Scheme quark_scheme(const Json& config, const ConfigNode& node) {
+  return {quark(member(config, "weight"), node), quark(member(config, "input_tensors"), node)};
+}
+
+// GPTQ's and AWQ's whole numbers, which engines multiply in bf16.
+Scheme whole_numbers(int bits, const ConfigNode& node) {
+  if (bits == 4) return {Precision::int4, Precision::bf16};
+  if (bits == 8) return {Precision::int8, Precision::bf16};
+  if (bits >= 16) return unconverted;
+  not_known(node, fmt::format("to {} bits", bits));
+}
+
+// ---- which module is converted to what ----
+
+std::vector<std::string> texts_in(const Json* list) {
+  std::vector<std::string> texts;
+  if (list == nullptr) return texts;
+  if (list->is_string()) texts.push_back(list->get<std::string>());
+  if (!list->is_array()) return texts;
+  for (const Json& entry : *list)
+    for (const std::string& text : texts_in(&entry)) texts.push_back(text);
+  return texts;
+}
+
+// The keys of an object in the order of its file, where the first that fits decides; sorted ones
+// where the file cannot be read again.
+std::vector<std::string> keys_in_order(const ConfigNode& object) {
+  std::vector<std::string> keys;
+  for (const auto& entry : object.json().items()) keys.push_back(entry.key());
+  if (keys.size() < 2) return keys;
+  using Ordered = nlohmann::ordered_json;
+  std::ifstream file(object.file());
+  const Ordered whole = Ordered::parse(file, nullptr, false);
+  const Ordered::json_pointer place(object.pointer());
+  if (whole.is_discarded() || !whole.contains(place)) return keys;
+  std::vector<std::string> ordered;
+  for (const auto& entry : whole.at(place).items()) ordered.push_back(entry.key());
+  return std::ranges::is_permutation(keys, ordered) ? ordered : keys;
+}
+
+// What a file says of modules, in the order in which it counts.
+struct Rules {
+  std::vector<NameList> left_out;  // not converted
+  std::optional<NameList> only;    // what it does not name is not converted
+  std::optional<NameList> named;   // the first that fits has ...
+  std::vector<Scheme> schemes;     // ... the scheme of this place
+  Scheme otherwise = unconverted;
+  bool experts_alone = false;  // else not converted (gpt-oss)
+
+  Scheme of(const WeightModule& module) {
+    // Each list sees each module, so that it knows which entries are of none.
+    bool out = experts_alone && module.part != WeightPart::experts;
+    for (NameList& list : left_out) out = list.names(module) || out;
+    if (only && !only->names(module)) out = true;
+    const auto place = named ? named->first(module) : std::nullopt;
+    if (out) return unconverted;
+    return place ? schemes[*place] : otherwise;
+  }
+
+  void for_each_list(const std::function<void(const NameList&)>& take) const {
+    for (const NameList& list : left_out) take(list);
+    if (only) take(*only);
+    if (named) take(*named);
+  }
+};
+
+// Reads the rules of one quantisation.
+class RuleReader {
  public:
-  Quantisation(const ConfigNode& node, const MoeModel& model, Naming naming)
+  RuleReader(const ConfigNode& node, std::vector<std::string> prefixes)
       : node_(node),
         json_(node.json()),
-        model_(model),
-        naming_(std::move(naming)),
-        method_(text_of(json_, "quant_method")) {}
+        prefixes_(std::move(prefixes)),
+        method_(text_of(json_, "quant_method")),
+        algo_(text_of(json_, "quant_algo")) {}
 
-  StoredPrecision read() const {
-    const Scheme attention = of(Modules::attention);
-    const Scheme ffn = layers_with(Modules::ffn) > 0 ? of(Modules::ffn) : attention;
-    // A dense model's precision of experts is of nothing; it is that of its FFNs.
-    const Scheme experts = model_.experts > 0 ? of(Modules::experts) : ffn;
-    Scheme first = attention;
-    for (const Scheme& scheme : {ffn, experts}) {
-      if (scheme.weights != Precision::bf16) first = scheme;
+  Rules read() {
+    leave_out();
+    if (const Json* layers = member(json_, "quantized_layers");
+        layers != nullptr && algo_ == "mixed_precision") {
+      each_layer(*layers);
+    } else if (const Json* groups = member(json_, "config_groups");
+               groups != nullptr && groups->is_object()) {
+      each_group();
+    } else if (!algo_.empty()) {
+      rules_.otherwise = modelopt_scheme(algo_, node_);
+    } else {
+      by_method();
     }
-    return {.plan = {.experts = experts.weights,
-                     .attention = attention.weights,
-                     .kv_cache = kv_cache(),
-                     .activations = first.activations,
-                     .ffn = ffn.weights},
-            .said_by = fmt::format("{}: {}", node_.file().filename().string(), name()),
-            .quantised = true};
+    return std::move(rules_);
   }
 
  private:
-  std::string name() const {
-    const std::string algo = text_of(json_, "quant_algo");
-    return algo.empty() ? method_ : algo;
+  bool is_modelopt() const { return !algo_.empty() || method_.starts_with("modelopt"); }
+
+  NameList list(const ConfigNode& node, const std::vector<std::string>& entries,
+                Reading reading) const {
+    return {node, entries, reading, prefixes_};
   }
 
-  bool means(const std::string& name, Modules modules) const {
-    return meant_by(name, naming_).contains(modules);
-  }
-
-  // How many layers have such modules. Where there are shared experts, they are what FFNs go by.
-  std::ptrdiff_t layers_with(Modules modules) const {
-    const std::ptrdiff_t all = std::ssize(model_.layers), moe = model_.moe_layers();
-    if (modules == Modules::attention) return all;
-    return modules == Modules::experts || model_.shared_width > 0 ? moe : all - moe;
-  }
-
-  // Whether a list names such modules of most layers that have any.
-  bool names_most(const Json* list, Modules modules) const {
-    if (list == nullptr || !list->is_array()) return false;
-    std::set<int> named;
-    for (const Json& entry : *list) {
-      if (!entry.is_string()) continue;
-      const auto name = entry.get<std::string>();
-      if (!means(name, modules)) continue;
-      const int layer = layer_of(name);
-      if (layer < 0) return true;
-      named.insert(layer);
+  void leave_out() {
+    const Reading reading = is_modelopt()                     ? Reading::part
+                            : method_ == "compressed-tensors" ? Reading::exact
+                            : method_ == "quark"              ? Reading::wildcard
+                            : method_.starts_with("awq")      ? Reading::substring
+                                                              : Reading::part;
+    for (const char* key : {"modules_to_not_convert", "ignore", "exclude_modules", "exclude",
+                            "ignored_layers", "llm_int8_skip_modules"}) {
+      if (const Json* entries = member(json_, key))
+        rules_.left_out.push_back(list(node_.child(key), texts_in(entries), reading));
     }
-    return !named.empty() && std::ssize(named) * 2 > layers_with(modules);
   }
 
-  // The group of compressed-tensors whose targets are such modules, or all linear layers.
-  const Json* group_for(const Json& groups, Modules modules) const {
-    const Json* general = nullptr;
-    for (const Json& group : groups) {
-      const Json* targets = member(group, "targets");
-      if (names_most(targets, modules)) return &group;
-      const bool linear =
-          targets != nullptr && targets->is_array() &&
-          std::ranges::any_of(*targets, [](const Json& target) {
-            return target.is_string() && contains(target.get<std::string>(), "Linear");
-          });
-      if (linear) general = &group;
-    }
-    return general;
-  }
-
-  Scheme compressed_scheme(const Json& groups, Modules modules) const {
-    const Json* group = group_for(groups, modules);
-    if (group == nullptr) return unconverted;
-    return {compressed(member(*group, "weights"), node_),
-            compressed(member(*group, "input_activations"), node_)};
-  }
-
-  // ModelOpt's mixtures: what most modules of a kind are converted to, module by module.
-  Scheme mixed_scheme(const Json& layers, Modules modules) const {
-    std::map<std::string, int> votes;
+  // ModelOpt's mixtures.
+  void each_layer(const Json& layers) {
+    std::vector<std::string> names;
     for (const auto& layer : layers.items()) {
-      if (means(layer.key(), modules)) ++votes[text_of(layer.value(), "quant_algo")];
+      names.push_back(layer.key());
+      rules_.schemes.push_back(modelopt_scheme(text_of(layer.value(), "quant_algo"), node_));
     }
-    if (votes.empty()) return unconverted;
-    const auto most =
-        std::ranges::max_element(votes, {}, [](const auto& vote) { return vote.second; });
-    return modelopt_scheme(most->first, node_);
+    rules_.named = list(node_, names, Reading::part);
   }
 
-  Scheme of(Modules modules) const {
-    for (const char* key :
-         {"modules_to_not_convert", "ignore", "exclude_modules", "exclude", "ignored_layers"}) {
-      if (names_most(member(json_, key), modules)) return unconverted;
+  // Of compressed-tensors: a group's targets are names of modules, or "Linear" for all others.
+  void each_group() {
+    const ConfigNode groups = node_.child("config_groups");
+    std::vector<std::string> names;
+    for (const std::string& key : keys_in_order(groups)) {
+      const Json& group = groups.json().at(key);
+      const Scheme scheme = compressed_scheme(group, node_);
+      for (const std::string& target : texts_in(member(group, "targets"))) {
+        if (target == "Linear") {
+          rules_.otherwise = scheme;
+          continue;
+        }
+        names.push_back(target);
+        rules_.schemes.push_back(scheme);
+      }
     }
-    if (const Json* groups = member(json_, "config_groups")) {
-      return compressed_scheme(*groups, modules);
-    }
-    if (const std::string algo = text_of(json_, "quant_algo"); !algo.empty()) {
-      const Json* each = member(json_, "quantized_layers");
-      if (each != nullptr && algo == "mixed_precision") return mixed_scheme(*each, modules);
-      return modelopt_scheme(algo, node_);
-    }
-    return by_method(modules);
+    rules_.named = list(groups, names, is_modelopt() ? Reading::part : Reading::exact);
   }
 
-  Scheme by_method(Modules modules) const {
+  void by_method() {
     if (method_ == "fp8" || method_ == "fbgemm_fp8") {
       const bool blocks = member(json_, "weight_block_size") != nullptr;
       const Precision stored = blocks ? Precision::fp8_block : Precision::fp8;
-      return {stored, stored};
+      rules_.otherwise = {stored, stored};
+    } else if (method_ == "mxfp4") {  // multiplied in bf16
+      rules_.experts_alone = true;
+      rules_.otherwise = {Precision::mxfp4, Precision::bf16};
+    } else if (method_.starts_with("awq")) {
+      rules_.otherwise = whole_numbers(whole_of(json_, "bits"), node_);
+    } else if (method_.starts_with("gptq")) {
+      gptq();
+    } else if (method_.ends_with("auto-round")) {
+      auto_round();
+    } else if (method_ == "bitsandbytes" && is_true("load_in_4bit")) {
+      rules_.otherwise = {Precision::int4, Precision::bf16};
+    } else if (method_ == "bitsandbytes" && is_true("load_in_8bit")) {
+      rules_.otherwise = {Precision::int8, Precision::bf16};
+    } else if (const Json* global = member(json_, "global_quant_config");
+               method_ == "quark" && global != nullptr) {
+      quark_layers();
+      rules_.otherwise = quark_scheme(*global, node_);
+    } else {
+      not_known(node_, method_.empty() ? "" : "\"" + method_ + "\"");
     }
-    // gpt-oss: its experts alone, multiplied in bf16.
-    if (method_ == "mxfp4") {
-      return modules == Modules::experts ? Scheme{Precision::mxfp4, Precision::bf16} : unconverted;
-    }
-    const bool grouped = method_.starts_with("gptq") || method_.starts_with("awq");
-    if (grouped && whole_of(json_, "bits") == 4) return {Precision::int4, Precision::bf16};
-    const Json* global = member(json_, "global_quant_config");
-    if (method_ == "quark" && global != nullptr) {
-      return {quark(member(*global, "weight"), node_),
-              quark(member(*global, "input_tensors"), node_)};
-    }
-    not_known(node_, method_.empty() ? "" : "\"" + method_ + "\"");
   }
 
-  // Engines keep the KV cache as the checkpoint has scales for it.
-  Precision kv_cache() const {
-    const Json* scheme = member(json_, "kv_cache_scheme");
-    const bool eight = text_of(json_, "kv_cache_quant_algo") == "fp8" ||
-                       (scheme != nullptr && whole_of(*scheme, "num_bits") == 8);
-    return eight ? Precision::fp8 : Precision::bf16;
+  bool is_true(const char* key) const {
+    const Json* value = member(json_, key);
+    return value != nullptr && *value == true;
+  }
+
+  // "-:" leaves modules out, "+:" or nothing gives them other bits (GPTQModel's "dynamic").
+  void gptq() {
+    const int bits = whole_of(json_, "bits");
+    rules_.otherwise = whole_numbers(bits, node_);
+    if (member(json_, "dynamic") != nullptr && json_.at("dynamic").is_object()) {
+      const ConfigNode dynamic = node_.child("dynamic");
+      const std::vector<std::string> keys = keys_in_order(dynamic);
+      for (const std::string& key : keys) {
+        const int own = whole_of(dynamic.json().at(key), "bits");
+        rules_.schemes.push_back(
+            key.starts_with("-:") ? unconverted : whole_numbers(own > 0 ? own : bits, node_));
+      }
+      rules_.named = list(dynamic, keys, Reading::regex);
+    }
+    if (const Json* in_block = member(json_, "modules_in_block_to_quantize");
+        in_block != nullptr && !in_block->empty())
+      rules_.only =
+          list(node_.child("modules_in_block_to_quantize"), texts_in(in_block), Reading::block);
+  }
+
+  // "extra_config" gives modules other bits.
+  void auto_round() {
+    const std::string type = text_of(json_, "data_type");
+    if (!type.empty() && type != "int") not_known(node_, "\"" + type + "\"");
+    rules_.otherwise = whole_numbers(whole_of(json_, "bits"), node_);
+    const Json* extra = member(json_, "extra_config");
+    if (extra == nullptr || !extra->is_object()) return;
+    std::vector<std::string> names;
+    for (const auto& module : extra->items()) {
+      names.push_back(module.key());
+      rules_.schemes.push_back(member(module.value(), "bits") == nullptr
+                                   ? rules_.otherwise
+                                   : whole_numbers(whole_of(module.value(), "bits"), node_));
+    }
+    rules_.named = list(node_.child("extra_config"), names, Reading::part);
+  }
+
+  void quark_layers() {
+    if (const Json* layers = member(json_, "layer_quant_config");
+        layers != nullptr && layers->is_object()) {
+      const ConfigNode node = node_.child("layer_quant_config");
+      const std::vector<std::string> keys = keys_in_order(node);
+      for (const std::string& key : keys)
+        rules_.schemes.push_back(quark_scheme(layers->at(key), node_));
+      rules_.named = list(node, keys, Reading::wildcard);
+    }
   }
 
   const ConfigNode& node_;
   const Json& json_;
-  const MoeModel& model_;
-  Naming naming_;
-  std::string method_;
+  std::vector<std::string> prefixes_;
+  std::string method_, algo_;
+  Rules rules_;
 };
+
+// The prefixes of a model, first the one that the file's own names have.
+std::vector<std::string> prefixes_in_use(const ConfigNode& file, const Json& quantisation) {
+  std::vector<std::string> prefixes = layer_prefixes(file);
+  std::string text = quantisation.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::erase(text, '\\');
+  const auto used = std::ranges::find_if(prefixes, [&](const std::string& one) {
+    for (std::size_t at = text.find(one); at != text.npos; at = text.find(one, at + 1))
+      if (std::string_view("\":^*)").find(text[at - 1]) != std::string_view::npos) return true;
+    return false;
+  });
+  if (used != prefixes.end()) std::rotate(prefixes.begin(), used, used + 1);
+  return prefixes;
+}
+
+// Whether an entry of a list looks as if it meant linear modules of the language model's layers.
+bool seems_linear(const std::string& entry, std::size_t layers) {
+  std::string name = entry;
+  std::erase(name, '\\');
+  const auto has = [&](std::string_view part) { return contains(name, part); };
+  for (const char* other : {"norm", "vision", "visual", "audio", "mtp", "router", "embed", "rotary",
+                            "A_log", "latent_proj", "lm_head", "projector", "conv1d", "bias"})
+    if (has(other)) return false;
+  while (!name.empty() && std::string_view("*.$").find(name.back()) != std::string_view::npos)
+    name.pop_back();
+  if (name.ends_with("gate") || has("merge")) return false;
+  const std::size_t place = name.find("layers.");
+  if (place != name.npos && std::strtoul(name.c_str() + place + 7, nullptr, 10) >= layers)
+    return false;
+  for (const char* part :
+       {"attn", "attention", "mlp", "expert", "ffn", "feed_forward", "mixer", "moe", "_proj"})
+    if (has(part)) return true;
+  return false;
+}
+
+// What of a part of the model is stored how.
+struct Tally {
+  std::map<Scheme, double> parameters;
+
+  PrecisionShares shares() const {
+    PrecisionShares shares{};
+    double all = 0;
+    for (const auto& [scheme, here] : parameters) all += here;
+    for (const auto& [scheme, here] : parameters)
+      shares[static_cast<std::size_t>(scheme.weights)] += here / all;
+    return shares;
+  }
+  // Of the precision that most of it is in, what most is multiplied with.
+  Scheme most() const {
+    if (parameters.empty()) return unconverted;
+    const Precision weights = most_of(shares());
+    Scheme found{weights, weights};
+    double largest = -1;
+    for (const auto& [scheme, here] : parameters)
+      if (scheme.weights == weights && here > largest) {
+        largest = here;
+        found = scheme;
+      }
+    return found;
+  }
+};
+
+// Zeros where one precision is all.
+PrecisionShares shares_of(const Tally& tally) {
+  const PrecisionShares shares = tally.shares();
+  return std::ranges::count_if(shares, [](double share) { return share > 0; }) > 1
+             ? shares
+             : PrecisionShares{};
+}
+
+StoredPrecision read_quantisation(const ConfigNode& node, const ConfigNode& file,
+                                  const MoeModel& model) {
+  const std::vector<std::string> prefixes = prefixes_in_use(file, node.json());
+  Rules rules = RuleReader(node, prefixes).read();
+  bool alike = true;
+  rules.for_each_list([&](const NameList& list) { alike = alike && !list.tells_experts_apart(); });
+  std::array<Tally, 3> parts;
+  for_each_module(file, model, prefixes.front(), alike, [&](const WeightModule& module) {
+    if (module.parameters > 0)
+      parts[static_cast<std::size_t>(module.part)].parameters[rules.of(module)] +=
+          module.parameters;
+  });
+  const Tally& attention = parts[static_cast<std::size_t>(WeightPart::attention)];
+  const auto of = [&](WeightPart part, const Tally& if_none) -> const Tally& {
+    const Tally& tally = parts[static_cast<std::size_t>(part)];
+    return tally.parameters.empty() ? if_none : tally;
+  };
+  const Tally& ffn = of(WeightPart::ffn, attention);
+  // A dense model's precision of experts is of nothing; it is that of its FFNs.
+  const Tally& experts = of(WeightPart::experts, ffn);
+  Scheme first = attention.most();
+  for (const Tally* part : {&ffn, &experts})
+    if (part->most().weights != Precision::bf16) first = part->most();
+
+  const std::string algo = text_of(node.json(), "quant_algo");
+  StoredPrecision stored{
+      .plan = {.experts = experts.most().weights,
+               .attention = attention.most().weights,
+               .activations = first.activations,
+               .ffn = ffn.most().weights,
+               .expert_shares = shares_of(experts),
+               .attention_shares = shares_of(attention),
+               .ffn_shares = shares_of(ffn)},
+      .said_by = fmt::format("{}: {}", node.file().filename().string(),
+                             algo.empty() ? text_of(node.json(), "quant_method") : algo),
+      .quantised = true};
+  std::vector<std::string> of_nothing;
+  rules.for_each_list([&](const NameList& list) {
+    for (const std::string& entry : list.unused())
+      if (seems_linear(entry, model.layers.size())) of_nothing.push_back(entry);
+  });
+  if (!of_nothing.empty())
+    stored.warning = fmt::format(
+        "{} lists {}{}, but no linear module of the model is called so: that changes nothing",
+        stored.said_by, visible(fmt::format("\"{}\"", of_nothing.front())),
+        of_nothing.size() > 1 ? fmt::format(" and {} more", of_nothing.size() - 1) : "");
+  return stored;
+}
+
+// ---- the KV cache ----
+
+// A precision by a quantiser's name of it, or nothing.
+std::optional<Precision> kv_named(const std::string& name, const ConfigNode& node) {
+  if (name.empty() || name == "none" || name == "auto") return std::nullopt;
+  if (name.starts_with("fp8")) return Precision::fp8;
+  if (name == "nvfp4") return Precision::nvfp4;
+  if (name == "mxfp4" || name == "fp4") return Precision::mxfp4;
+  if (name == "int8" || name == "uint8") return Precision::int8;
+  if (name == "int4" || name == "uint4") return Precision::int4;
+  node.fail(fmt::format(
+      "the KV cache's precision \"{}\" is not known; give \"precision\" in the experiment", name));
+}
+
+// Quark says it of what keys' projections put out.
+std::optional<Precision> quark_kv_cache(const Json& json, const ConfigNode& node) {
+  const Json* export_part = member(json, "export");
+  const bool grouped =
+      export_part != nullptr && !texts_in(member(*export_part, "kv_cache_group")).empty();
+  for (const char* key : {"kv_cache_quant_config", "layer_quant_config"}) {
+    const Json* layers = member(json, key);
+    if (layers == nullptr || !layers->is_object()) continue;
+    if (key == std::string_view("layer_quant_config") && !grouped) continue;
+    for (const auto& layer : layers->items()) {
+      const Json* out = member(layer.value(), "output_tensors");
+      const bool of_cache = contains(layer.key(), "k_proj") || contains(layer.key(), "v_proj") ||
+                            contains(layer.key(), "kv");
+      if (out != nullptr && of_cache) return kv_named(text_of(*out, "dtype"), node);
+    }
+  }
+  return std::nullopt;
+}
+
+// Engines keep the KV cache as the checkpoint has scales for it.
+std::optional<Precision> kv_cache_of(const ConfigNode& node) {
+  const Json& json = node.json();
+  if (const auto named = kv_named(text_of(json, "kv_cache_quant_algo"), node)) return named;
+  if (const Json* scheme = member(json, "kv_cache_scheme")) {
+    if (scheme->is_string()) return kv_named(text_of(json, "kv_cache_scheme"), node);
+    if (scheme->is_object() && !scheme->empty()) {
+      const Precision stored = compressed(scheme, node);
+      return stored == Precision::fp8_block ? Precision::fp8 : stored;
+    }
+  }
+  return quark_kv_cache(json, node);
+}
+
+// ModelOpt's hf_quant_config.json next to a config.json.
+std::optional<ConfigNode> beside(const ConfigNode& model) {
+  const std::filesystem::path path = model.file().parent_path() / "hf_quant_config.json";
+  if (!model.pointer().empty() || !std::filesystem::exists(path)) return std::nullopt;
+  const ConfigNode file = ConfigNode::from_file(path);
+  if (member(file.json(), "quantization") != nullptr) return file.child("quantization");
+  return member(file.json(), "quant_algo") != nullptr ? std::optional(file) : std::nullopt;
+}
+
+constexpr std::array quantisation_keys{"quantization_config", "compression_config"};
+
+// The file but for what it says of quantisation, which may be 20,000 names long.
+ConfigNode without_quantisation(const ConfigNode& model) {
+  Json left = Json::object();
+  for (const auto& entry : model.json().items())
+    if (std::ranges::find(quantisation_keys, entry.key()) == quantisation_keys.end())
+      left[entry.key()] = entry.value();
+  return {std::move(left), model.file(), model.pointer()};
+}
 
 // Where a HuggingFace model says how it is quantised, or nothing.
 std::optional<ConfigNode> quantisation_of(const ConfigNode& model) {
-  for (const char* key : {"quantization_config", "compression_config"}) {
-    for (const ConfigNode& node : {model, language_part(model)})
-      if (member(node.json(), key) != nullptr) return node.child(key);
+  for (const char* key : quantisation_keys) {
+    if (member(model.json(), key) != nullptr) return model.child(key);
+    if (const ConfigNode text = language_part(model); member(text.json(), key) != nullptr)
+      return text.child(key);
   }
-  const std::filesystem::path beside = model.file().parent_path() / "hf_quant_config.json";
-  if (!model.pointer().empty() || !std::filesystem::exists(beside)) return std::nullopt;
-  const ConfigNode file = ConfigNode::from_file(beside);
-  if (member(file.json(), "quantization") == nullptr) return std::nullopt;
-  return file.child("quantization");
+  return beside(model);
 }
 
-// Gemma 4 has its experts beside the dense FFN of a layer; others have them in it.
-Naming naming_of(const ConfigNode& config, const MoeModel& model) {
-  const bool beside = member(language_part(config).json(), "enable_moe_block") != nullptr;
-  if (beside || model.experts == 0) return {{Modules::ffn}};
-  return {{Modules::experts, Modules::ffn}};
+// Whether it is of the KV cache alone: ModelOpt writes no algorithm of weights then.
+bool leaves_weights(const ConfigNode& node) {
+  const std::string algo = text_of(node.json(), "quant_algo");
+  return (algo.empty() || algo == "none") &&
+         member(node.json(), "kv_cache_quant_algo") != nullptr &&
+         member(node.json(), "quant_method") == nullptr;
 }
 
 // The format that a model's name says its weights are in, as "nvidia/GLM-5-NVFP4" does.
@@ -337,13 +595,30 @@ std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
   }
   const std::optional<ConfigNode> quantisation = quantisation_of(config);
   if (quantisation) {
-    StoredPrecision stored = Quantisation(*quantisation, model, naming_of(config, model)).read();
+    StoredPrecision stored{{}, quantisation->file().filename().string()};
+    const ConfigNode described = without_quantisation(config);
+    if (!leaves_weights(*quantisation)) stored = read_quantisation(*quantisation, described, model);
+    std::optional<Precision> kv_cache = kv_cache_of(*quantisation);
+    if (const auto other = beside(config); !kv_cache && other) {
+      kv_cache = kv_cache_of(*other);
+      if (kv_cache)
+        stored.warning += fmt::format(
+            "{}{} says a KV cache in {}, {} none: {} is taken, as TensorRT-LLM does; vLLM reads "
+            "the "
+            "latter alone",
+            stored.warning.empty() ? "" : "; ", other->file().filename().string(),
+            name_of(*kv_cache), file, name_of(*kv_cache));
+    }
+    stored.plan.kv_cache = kv_cache.value_or(Precision::bf16);
     // DeepSeek-V4 says the format of its experts beside that of all else; engines keep the entries
     // of its KV cache in fp8.
-    const std::string experts = text_of(language_part(config).json(), "expert_dtype");
-    if (experts == "fp4") stored.plan.experts = Precision::mxfp4;
-    if (member(language_part(config).json(), "compress_ratios") != nullptr ||
-        member(language_part(config).json(), "compress_rates") != nullptr)
+    const ConfigNode text = language_part(described);
+    if (text_of(text.json(), "expert_dtype") == "fp4") {
+      stored.plan.experts = Precision::mxfp4;
+      stored.plan.expert_shares = {};
+    }
+    if (member(text.json(), "compress_ratios") != nullptr ||
+        member(text.json(), "compress_rates") != nullptr)
       stored.plan.kv_cache = Precision::fp8;
     return stored;
   }
@@ -357,13 +632,32 @@ std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
   return stored;
 }
 
+namespace {
+
+// "nvfp4", or "75.0 % nvfp4 + 25.0 % bf16", the largest share first.
+std::string part_text(Precision precision, const PrecisionShares& shares) {
+  std::vector<std::pair<double, Precision>> parts;
+  for (std::size_t i = 0; i < shares.size(); ++i)
+    if (shares[i] > 0) parts.emplace_back(shares[i], static_cast<Precision>(i));
+  if (parts.empty()) return name_of(precision);
+  std::ranges::stable_sort(parts, std::greater(), &std::pair<double, Precision>::first);
+  std::string text;
+  for (const auto& [share, in] : parts)
+    text += fmt::format("{}{} % {}", text.empty() ? "" : " + ",
+                        share < .0005 ? "<0.1" : fmt::format("{:.1f}", 100 * share), name_of(in));
+  return text;
+}
+
+}  // namespace
+
 std::string precision_text(const PrecisionPlan& plan) {
-  const std::string others = plan.ffn == plan.attention
-                                 ? "other weights " + name_of(plan.attention)
-                                 : fmt::format("attention {}, shared and dense FFNs {}",
-                                               name_of(plan.attention), name_of(plan.ffn));
-  return fmt::format("experts {}, {}, KV cache {}, activations {}", name_of(plan.experts), others,
-                     name_of(plan.kv_cache), name_of(plan.activations));
+  const std::string attention = part_text(plan.attention, plan.attention_shares);
+  const std::string ffn = part_text(plan.ffn, plan.ffn_shares);
+  return fmt::format(
+      "experts {}, {}, KV cache {}, activations {}", part_text(plan.experts, plan.expert_shares),
+      ffn == attention ? "other weights " + attention
+                       : fmt::format("attention {}, shared and dense FFNs {}", attention, ffn),
+      name_of(plan.kv_cache), name_of(plan.activations));
 }
 
 }  // namespace moesim

@@ -91,9 +91,27 @@ bool picks_with_bias(std::string_view model_type) {
   return std::ranges::find(families, model_type) != families.end();
 }
 
+// A dense model in the class of one with experts: what the file says of experts is then of nothing.
+bool has_no_experts(const HfLayout& layout, ConfigReader& r) {
+  if (layout.experts.when != HfNumber::When::needed) return false;
+  const auto is_none = [&](std::string_view key) {
+    if (key.empty() || !r.has(key)) return false;
+    const Json& number = r.node().json().at(std::string(key));
+    return number.is_null() || number == 0;
+  };
+  if (!is_none(layout.experts.key) && !is_none(layout.experts.other)) return false;
+  for (const HfNumber& number : {layout.experts, layout.per_token, layout.width, layout.shared,
+                                 layout.shared_width, layout.moe.first, layout.moe.step})
+    for (const std::string_view key : {number.key, number.other})
+      if (!key.empty()) r.optional(key);
+  for (const std::string_view key : {layout.groups, std::string_view("topk_group")})
+    if (!key.empty()) r.optional(key);
+  return true;
+}
+
 void read_experts_by(const HfLayout& layout, ConfigReader& r, ModelDraft& draft) {
   MoeModel& m = draft.model;
-  m.experts = read(r, layout.experts);
+  m.experts = has_no_experts(layout, r) ? 0 : read(r, layout.experts);
   if (m.experts == 0) return;
   m.experts_per_token = read(r, layout.per_token);
   m.expert_width = read(r, layout.width);
@@ -122,6 +140,12 @@ void read_by(const HfLayout& layout, ConfigReader& r, ModelDraft& draft) {
 }
 
 }  // namespace
+
+std::string_view hf_model_type(const ConfigNode& file) {
+  ConfigReader top(file);
+  ConfigReader r(language_part(file));
+  return family_of(top, r).model_type;
+}
 
 int read(ConfigReader& r, const HfNumber& number) {
   using When = HfNumber::When;

@@ -71,6 +71,8 @@ struct HfRefusal {
   std::string_view architecture;
   std::string_view why;
 };
+/// The model type whose rules read a config.json. Throws ConfigError if there is none.
+std::string_view hf_model_type(const ConfigNode& file);
 std::span<const HfFamily> hf_families();
 std::span<const HfRefusal> hf_refusals();
 

@@ -31,6 +31,31 @@ class GatedDeltaNet final : public Mixer {
            values * hidden;
   }
 
+  // Qwen's names, or those of Kimi Delta Attention.
+  std::vector<MixerMatrix> matrices(int hidden) const override {
+    const auto [heads, keys, values] = slice_of(a_.heads, 1);
+    if (a_.decay_rank == 0)
+      return {{"in_proj_qkv", hidden * (2 * keys + values)},
+              {"in_proj_z", hidden * values},
+              {"in_proj_b", hidden * heads},
+              {"in_proj_a", hidden * heads},
+              {"out_proj", values * hidden}};
+    std::vector<MixerMatrix> all{{"q_proj", hidden * keys},
+                                 {"k_proj", hidden * keys},
+                                 {"v_proj", hidden * values},
+                                 {"b_proj", hidden * heads},
+                                 {"f_a_proj", double(hidden) * a_.decay_rank},
+                                 {"f_b_proj", a_.decay_rank * keys},
+                                 {"o_proj", values * hidden}};
+    if (a_.gate_rank == 0) {
+      all.push_back({"g_proj", hidden * values});
+    } else {
+      all.push_back({"g_a_proj", double(hidden) * a_.gate_rank});
+      all.push_back({"g_b_proj", a_.gate_rank * values});
+    }
+    return all;
+  }
+
   Kept kept(const ParallelPlan& plan, const PrecisionPlan& precision) const override {
     const auto [heads, keys, values] = slice_of(a_.heads, plan.tp);
     return {.state_bytes = recurrent_state_bytes(a_.heads, 2 * keys + values, plan, precision)};

@@ -64,6 +64,20 @@ class Grouped final : public Mixer {
            a_.indexer.parameters(hidden, hidden);
   }
 
+  std::vector<MixerMatrix> matrices(int hidden) const override {
+    const double queries = double(a_.query_heads) * (a_.output_gate ? 2 : 1) * a_.head_dim;
+    std::vector<MixerMatrix> all{{"k_proj", double(hidden) * a_.kv_heads * a_.head_dim},
+                                 {"v_proj", double(hidden) * a_.kv_heads * projected_values()},
+                                 {"o_proj", double(hidden) * a_.query_heads * a_.value_dim()}};
+    if (a_.q_lora > 0) all.push_back({"wq", a_.q_lora * queries});
+    all.push_back({"q_proj", double(hidden) * (a_.q_lora > 0 ? a_.q_lora : queries)});
+    if (a_.indexer.scores()) {
+      all.push_back({"index_q_proj", double(hidden) * a_.indexer.heads * a_.indexer.dim});
+      all.push_back({"index_k_proj", double(hidden) * a_.indexer.dim});
+    }
+    return all;
+  }
+
   // A slice of the KV heads, at least one (replicated beyond).
   Kept kept(const ParallelPlan& plan, const PrecisionPlan& precision) const override {
     const double elements = static_cast<double>(kv_heads(plan.tp)) * (a_.head_dim + a_.value_dim());

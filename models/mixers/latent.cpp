@@ -51,6 +51,23 @@ class Latent final : public Mixer {
     return down + query + key_value + outputs + a_.indexer.parameters(hidden, query_inputs(hidden));
   }
 
+  std::vector<MixerMatrix> matrices(int hidden) const override {
+    const double heads = a_.query_heads, inputs = query_inputs(hidden);
+    std::vector<MixerMatrix> all{
+        {a_.q_lora > 0 ? "q_b_proj" : "q_proj", heads * (a_.qk_nope + a_.qk_rope) * inputs},
+        {"kv_a_proj_with_mqa", double(hidden) * (a_.kv_lora + a_.qk_rope)},
+        {"kv_b_proj", heads * (a_.qk_nope + a_.v_dim) * a_.kv_lora},
+        {"o_proj", heads * a_.v_dim * hidden}};
+    if (a_.q_lora > 0) all.push_back({"q_a_proj", double(hidden) * a_.q_lora});
+    if (a_.output_gate) all.push_back({"g_proj", heads * a_.v_dim * hidden});
+    if (a_.indexer.scores()) {
+      all.push_back({"indexer.wq_b", double(a_.indexer.heads) * a_.indexer.dim * inputs});
+      all.push_back({"indexer.wk", double(hidden) * a_.indexer.dim});
+      all.push_back({"indexer.weights_proj", double(hidden) * a_.indexer.heads});
+    }
+    return all;
+  }
+
   // The latent and the key's rotary part. Sparse in fp8 the rotary part stays in bf16, with an fp32
   // scale for 128 numbers (656 bytes, vLLM's fp8_ds_mla).
   Kept kept(const ParallelPlan&, const PrecisionPlan& precision) const override {

@@ -4,6 +4,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "models/operations.hpp"
 #include "models/sequence_work.hpp"
@@ -40,6 +42,12 @@ struct CacheHeads {
   double output_numbers = 0;  ///< of a head's output behind the cache, in bf16
 };
 
+/// A matrix of a mixer, by the name that most files have for it below the mixer's.
+struct MixerMatrix {
+  std::string_view name;
+  double parameters = 0;
+};
+
 /// Kernels that the host launches for a layer's mixer in a step with prompts: products, whose
 /// inputs may be quantised by a kernel each, and others; norms before and behind the mixer are left
 /// out.
@@ -70,6 +78,10 @@ class Mixer {
   virtual Sight sight() const { return {}; }
   virtual CacheHeads cache_heads(int /*tp*/) const { return {}; }
   virtual double parameters(int hidden, const ParallelPlan&) const = 0;
+  /// Its matrices, whole: nearly all of its parameters.
+  virtual std::vector<MixerMatrix> matrices(int hidden) const {
+    return {{"proj", parameters(hidden, {})}};
+  }
   virtual Kept kept(const ParallelPlan&, const PrecisionPlan&) const = 0;
 
   /// The operations of one layer for a rank with `tokens` new tokens, in three parts, each appended

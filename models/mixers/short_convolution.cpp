@@ -29,6 +29,9 @@ class GatedConvolution final : public Mixer {
   double parameters(int hidden, const ParallelPlan& plan) const override {
     return channels(plan) * (4.0 * hidden + a_.tokens);
   }
+  std::vector<MixerMatrix> matrices(int hidden) const override {
+    return {{"in_proj", 3.0 * a_.hidden * hidden}, {"out_proj", double(a_.hidden) * hidden}};
+  }
   Kept kept(const ParallelPlan& plan, const PrecisionPlan&) const override {
     return {.state_bytes = channels(plan) * (a_.tokens - 1) * bf16_bytes};
   }

@@ -30,6 +30,16 @@ class StateSpaceLayer : public Mixer {
            values * hidden;
   }
 
+  // Mamba-2's names, or lightning attention's, which has no convolution.
+  std::vector<MixerMatrix> matrices(int hidden) const override {
+    const auto [heads, keys, values] = slice_of(a_.heads, 1);
+    if (a_.heads.convolution > 0)
+      return {{"in_proj", hidden * (2 * keys + 2 * values + heads)}, {"out_proj", values * hidden}};
+    return {{"qkv_proj", hidden * (2 * keys + values)},
+            {"output_gate", hidden * values},
+            {"out_proj", values * hidden}};
+  }
+
   Kept kept(const ParallelPlan& plan, const PrecisionPlan& precision) const override {
     const auto [heads, keys, values] = slice_of(a_.heads, plan.tp);
     return {.state_bytes = recurrent_state_bytes(a_.heads, 2 * keys + values, plan, precision)};
@@ -81,6 +91,14 @@ class Mamba final : public StateSpaceLayer {
     return hidden * 2 * values + values * (a_.step_rank + 2.0 * a_.heads.key_dim) +
            a_.step_rank * values + values * a_.heads.key_dim + values * a_.heads.convolution +
            values * hidden;
+  }
+
+  std::vector<MixerMatrix> matrices(int hidden) const override {
+    const double values = slice_of(a_.heads, 1).values;
+    return {{"in_proj", hidden * 2 * values},
+            {"x_proj", values * (a_.step_rank + 2.0 * a_.heads.key_dim)},
+            {"dt_proj", a_.step_rank * values},
+            {"out_proj", values * hidden}};
   }
 
   Kept kept(const ParallelPlan& plan, const PrecisionPlan& precision) const override {

@@ -42,6 +42,18 @@ struct Situation {
   double domain = 1;  // GPUs of an NVLink domain
 };
 
+// The precision with the largest share.
+std::string largest_share(const Json& shares) {
+  std::string most;
+  double largest = 0;
+  for (const auto& part : shares.items()) {
+    const double share = part.value().is_number() ? part.value().get<double>() : 0;
+    if (share > largest) most = part.key();
+    largest = std::max(largest, share);
+  }
+  return most;
+}
+
 Situation look_at(const ConfigNode& experiment) {
   const Json& json = experiment.json();
   Situation now;
@@ -63,6 +75,9 @@ Situation look_at(const ConfigNode& experiment) {
   }
   if (const std::string given = text_at(json, "/precision/experts"); !given.empty())
     now.experts = given;
+  if (const Json::json_pointer place("/precision/experts");
+      json.contains(place) && json.at(place).is_object())
+    now.experts = largest_share(json.at(place));
   now.prompt = number_at(json, "/workload/lengths/prompt", 0);
   now.output = number_at(json, "/workload/lengths/output", 0);
   now.dp = number_at(json, "/parallel/dp", 1);

@@ -80,7 +80,7 @@ Bytes module_bytes(const ServedModel& e, const MoeModel& model) {
   const double projection = 2.0 * model.hidden * model.hidden / e.parallel.tp;
   return non_expert_bytes(larger, e.parallel, e.precision) -
          non_expert_bytes(model, e.parallel, e.precision) +
-         Bytes(projection * bytes_per_element(e.precision.attention));
+         Bytes(projection * bytes_per_weight(e.precision.attention, e.precision.attention_shares));
 }
 
 // What decode steps take that cut experts otherwise: a second set of weights, or room for the next

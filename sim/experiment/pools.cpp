@@ -239,7 +239,9 @@ bool same_weights(const PoolSpec& a, const PoolSpec& b) {
   stripes.dcp_merge = b.parallel.dcp_merge;
   stripes.moe_sequence_parallel = b.parallel.moe_sequence_parallel;
   return stripes == b.parallel && p.experts == q.experts && p.attention == q.attention &&
-         p.ffn == q.ffn && a.replication_effective == b.replication_effective;
+         p.ffn == q.ffn && p.expert_shares == q.expert_shares &&
+         p.attention_shares == q.attention_shares && p.ffn_shares == q.ffn_shares &&
+         a.replication_effective == b.replication_effective;
 }
 
 // A group of one pool becomes one of the other.

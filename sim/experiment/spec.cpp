@@ -219,7 +219,9 @@ PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, cons
   const PrecisionPlan plan = read_precision(node, stored ? &stored->plan : nullptr);
   if (stored && stored->quantised &&
       (plan.experts != stored->plan.experts || plan.attention != stored->plan.attention ||
-       plan.ffn != stored->plan.ffn)) {
+       plan.ffn != stored->plan.ffn || plan.expert_shares != stored->plan.expert_shares ||
+       plan.attention_shares != stored->plan.attention_shares ||
+       plan.ffn_shares != stored->plan.ffn_shares)) {
     remarks.push_back(
         fmt::format("\"precision\" says {}; the model's weights are stored as {} ({})",
                     precision_text(plan), precision_text(stored->plan), stored->said_by));
@@ -654,8 +656,7 @@ void read_decode_cut(ConfigReader& reader, PoolSpec& spec) {
   const ConfigNode whole(Json("linear"), node.file());
   read_placement(cut.parallel.ep == 1 ? whole : reader.child("placement"), cut);
   refuse_combinations(reader, cut);
-  if (std::string warning = expert_slice_warning(cut.model, cut.parallel, cut.precision);
-      !warning.empty())
+  if (std::string warning = slice_warning(cut.model, cut.parallel, cut.precision); !warning.empty())
     spec.remarks.push_back("of decode steps: " + warning);
   spec.decode_cut = std::make_shared<const PoolSpec>(std::move(cut));
 }
@@ -718,7 +719,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     spec.precision = read_precision(reader, model, spec.model, spec.remarks);
     read_max_model_len(reader, spec);
     read_plan(reader, spec);
-    if (std::string warning = expert_slice_warning(spec.model, spec.parallel, spec.precision);
+    if (std::string warning = slice_warning(spec.model, spec.parallel, spec.precision);
         !warning.empty())
       spec.remarks.push_back(std::move(warning));
     read_policies(reader, spec);

@@ -300,6 +300,7 @@ TEST_CASE("stored elements count their scales") {
   CHECK(bytes_per_element(Precision::mxfp4) == 0.53125);
   CHECK(bytes_per_element(Precision::nvfp4) == 0.5625);
   CHECK(bytes_per_element(Precision::int4) == 0.515625);
+  CHECK(bytes_per_element(Precision::int8) == 1);
 }
 
 TEST_CASE("the roofline is the launch and the slowest resource") {

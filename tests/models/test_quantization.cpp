@@ -75,20 +75,17 @@ TEST_CASE("every quantiser's way to say it is read") {
     "kv_cache_scheme": {"num_bits": 8, "type": "float"})";
   CHECK(quantised("{" + nvfp4 + R"(, "ignore": ["lm_head", "model.layers.0.self_attn*",
                     "model.layers.1.self_attn*", "model.layers.3.self_attn*"]})") ==
-        text("nvfp4", "bf16", "fp8", "nvfp4"));
-  CHECK(quantised("{" + nvfp4 + R"(, "ignore": ["model.layers.1.self_attn*",
-                    "model.layers.0.mlp*", "model.layers.2.mlp.shared_expert*"]})") ==
-        text("nvfp4", "nvfp4", "fp8", "nvfp4"));
+        text("nvfp4", "75.0 % bf16 + 25.0 % nvfp4", "fp8", "nvfp4"));
+  CHECK(quantised("{" + nvfp4 + R"(, "ignore": ["*self_attn*", "model.layers.0.mlp*"]})") ==
+        text("75.0 % nvfp4 + 25.0 % bf16", "bf16", "fp8", "nvfp4"));
   CHECK(quantised(R"({"quant_method": "modelopt", "quant_algo": "FP8"})") ==
         text("fp8", "fp8", "bf16", "fp8"));
   // Its mixtures: experts in NVFP4, the rest in eight bits.
   CHECK(quantised(R"({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
                       "kv_cache_quant_algo": "FP8", "quantized_layers": {
-                        "model.layers.0.self_attn.q_proj": {"quant_algo": "MXFP8"},
-                        "model.layers.0.mlp.shared_experts.up_proj": {"quant_algo": "MXFP8"},
-                        "model.layers.0.mlp.experts.0.w1": {"quant_algo": "NVFP4"},
-                        "model.layers.0.mlp.experts.1.w1": {"quant_algo": "NVFP4"}}})") ==
-        text("nvfp4", "fp8_block", "fp8", "nvfp4"));
+                        "model.layers.0.self_attn": {"quant_algo": "MXFP8"},
+                        "model.layers.*.mlp.experts": {"quant_algo": "NVFP4"}}})") ==
+        text("nvfp4", "75.0 % bf16 + 25.0 % fp8_block", "fp8", "nvfp4"));
   // compressed-tensors: Kimi's int4 experts, its MXFP4 ones, fp8 by channel.
   const auto groups = [](const std::string& weights, const std::string& activations) {
     return R"({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets":
@@ -133,9 +130,10 @@ TEST_CASE("shared experts and dense FFNs have the precision that the file gives 
   CHECK(with_shared(R"(["lm_head"])") == all);
   CHECK(with_shared(R"(["model.layers.*.mlp.shared_expert_gate"])") == all);
   CHECK(with_shared(R"(["re:.*shared_expert\\..*"])") == but_shared);
-  CHECK(with_shared(R"(["model.layers.1.mlp.shared_expert.up_proj"])") == all);
-  CHECK(with_shared(R"(["model.layers.0.mlp.shared_expert*", "model.layers.1.mlp.shared_expert*",
-                        "model.layers.3.mlp.shared_expert*"])") == but_shared);
+  CHECK(with_shared(R"(["model.layers.1.mlp.shared_expert.up_proj"])") ==
+        "experts fp8_block, attention fp8_block, shared and dense FFNs 91.7 % fp8_block + 8.3 % "
+        "bf16, KV cache bf16, activations fp8_block");
+  CHECK(with_shared(R"(["model.layers.*.mlp.shared_expert*"])") == but_shared);
   // Modules of a vision tower are none of the language model's.
   CHECK(with_shared(R"(["visual.blocks.0.attn.qkv", "vision_tower*", "mtp.layers.0.mlp*"])") ==
         all);
@@ -302,6 +300,217 @@ TEST_CASE("a dense model needs no gating") {
   CHECK_THAT(refused(json), Contains("\"gating\" is missing"));
 }
 
+namespace {
+
+// As engines' files of compressed-tensors have it, in NVFP4 but for what a list names.
+std::string nvfp4_but(const std::string& ignore) {
+  return R"({"quant_method": "compressed-tensors", "ignore": )" + ignore + R"(, "config_groups":
+    {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float",
+     "group_size": 16}, "input_activations": {"num_bits": 4, "type": "float",
+     "group_size": 16}}}})";
+}
+
+}  // namespace
+
+TEST_CASE("compressed-tensors takes names whole, and patterns from a name's beginning") {
+  const std::string all = text("nvfp4", "nvfp4", "bf16", "nvfp4");
+  // A module that others are in is none that is converted; the list then changes nothing.
+  const Json parents = qwen(
+      {{"quantization_config", Json::parse(nvfp4_but(R"(["model.layers.0.mlp.experts.0"])"))}});
+  CHECK(stored(parents) == all);
+  CHECK_THAT(stored_in(config(parents.dump()))->warning,
+             Contains("lists \"model.layers.0.mlp.experts.0\", but no linear module"));
+  CHECK(quantised(nvfp4_but(R"(["re:.*mlp.gate$", "re:.*mlp.shared_expert_gate$"])")) == all);
+  CHECK(quantised(nvfp4_but(R"(["re:mlp"])")) == all);
+  CHECK(quantised(nvfp4_but(R"(["re:model\\.layers\\.0\\.mlp\\..*"])")) ==
+        text("75.0 % nvfp4 + 25.0 % bf16", "nvfp4", "bf16", "nvfp4"));
+  // Queries and outputs are 512 x 512, keys and values 256 x 512.
+  CHECK(quantised(nvfp4_but(R"(["re:.*k_proj"])")) ==
+        text("nvfp4", "83.3 % nvfp4 + 16.7 % bf16", "bf16", "nvfp4"));
+  // As engines call what they hold as one.
+  CHECK(quantised(nvfp4_but(R"(["model.layers.0.self_attn.qkv_proj"])")) ==
+        text("nvfp4", "83.3 % nvfp4 + 16.7 % bf16", "bf16", "nvfp4"));
+  CHECK(quantised(nvfp4_but(R"(["model.layers.0.mlp.experts.5.down_proj"])")) ==
+        text("99.5 % nvfp4 + 0.5 % bf16", "nvfp4", "bf16", "nvfp4"));
+  CHECK(quantised(nvfp4_but(R"(["re:.*experts\\.[0-7]\\..*"])")) ==
+        text("50.0 % nvfp4 + 50.0 % bf16", "nvfp4", "bf16", "bf16"));
+  // A name or a pattern goes before "Linear", and the list before all.
+  CHECK(quantised(R"({"quant_method": "compressed-tensors", "ignore": ["re:.*q_proj$"],
+    "config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}},
+                      "b": {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type":
+                            "float"}}}})") ==
+        text("int4", "66.7 % fp8 + 33.3 % bf16", "bf16", "bf16"));
+}
+
+TEST_CASE("GPTQ's patterns leave modules out or change their bits, the first that fits") {
+  const auto shared = [](const char* rules) {
+    return stored(qwen(
+        {{"shared_expert_intermediate_size", 256}, {"quantization_config", Json::parse(rules)}}));
+  };
+  CHECK(shared(R"({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*attn.*": {},
+                   "-:.*shared_expert.*": {}}})") == text("int4", "bf16", "bf16", "bf16"));
+  CHECK(shared(R"({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*attn.*": {"bits": 8},
+                   ".*shared_expert.*": {"bits": 8}}})") == text("int4", "int8", "bf16", "bf16"));
+  // In the order of the file, which sorts no keys.
+  const TemporaryFolder folder;
+  const auto first = [&](const char* rules) {
+    const std::string model = qwen().dump();
+    const auto file = folder.write("config.json", model.substr(0, model.size() - 1) + R"(,
+      "quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": )" +
+                                                      rules + "}}");
+    return stored_in(ConfigNode::from_file(file))->plan.attention;
+  };
+  CHECK(first(R"({"-:.*attn.*": {}, "+:.*self_attn.*": {"bits": 8}})") == Precision::bf16);
+  CHECK(first(R"({"+:.*self_attn.*": {"bits": 8}, "-:.*attn.*": {}})") == Precision::int8);
+  // One expert's names stand for all.
+  CHECK(quantised(R"({"quant_method": "gptq", "bits": 4, "modules_in_block_to_quantize": [
+                      ["mlp.experts.0.gate_proj", "mlp.experts.0.up_proj"],
+                      ["mlp.experts.0.down_proj"]]})") == text("int4", "bf16", "bf16", "bf16"));
+  CHECK_THAT(config_error([] {
+               quantised(R"({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(a)\\1": {}}})");
+             }),
+             Contains("/quantization_config/dynamic: \"(a)\\1\" cannot be read"));
+}
+
+TEST_CASE("ModelOpt's mixtures convert what they name, and nothing else") {
+  CHECK(quantised(R"({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {"model.layers.0.mlp.experts": {"quant_algo": "NVFP4"}}})") ==
+        text("75.0 % bf16 + 25.0 % nvfp4", "bf16", "bf16", "bf16"));
+  // Of two halves the kernels are those of the wider.
+  const StoredPrecision half = *stored_in(
+      config(qwen({{"quantization_config", Json::parse(R"({"quant_method": "modelopt", "quant_algo":
+    "MIXED_PRECISION", "quantized_layers": {
+      "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"},
+      "model.layers.1.mlp.experts": {"quant_algo": "NVFP4"},
+      "model.layers.2.mlp.experts": {"quant_algo": "FP8"},
+      "model.layers.3.mlp.experts": {"quant_algo": "FP8"}}})")}})
+                 .dump()));
+  CHECK(half.plan.experts == Precision::fp8);
+  CHECK(bytes_per_weight(half.plan.experts, half.plan.expert_shares) == (1 + .5625) / 2);
+}
+
+TEST_CASE("a Quark file's layers go before its rest, and a list of exceptions before both") {
+  CHECK(quantised(R"({"quant_method": "quark", "exclude": ["*.k_proj", "lm_head"],
+    "layer_quant_config": {"*self_attn*": {"weight": {"dtype": "fp8_e4m3"}}},
+    "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}}})") ==
+        text("mxfp4", "83.3 % fp8 + 16.7 % bf16", "bf16", "bf16"));
+}
+
+TEST_CASE("AutoRound's files are read, with the modules that have other bits") {
+  CHECK(quantised(R"({"quant_method": "auto-round", "bits": 4, "extra_config": {
+    ".*self_attn.*": {"bits": 16}, "model.layers.0.mlp.experts": {"bits": 8}}})") ==
+        text("75.0 % int4 + 25.0 % int8", "bf16", "bf16", "bf16"));
+}
+
+TEST_CASE("bitsandbytes' files are read, in four bits and in eight") {
+  CHECK(quantised(R"({"quant_method": "bitsandbytes", "load_in_4bit": true,
+                      "llm_int8_skip_modules": ["self_attn"]})") ==
+        text("int4", "bf16", "bf16", "bf16"));
+  CHECK(quantised(R"({"quant_method": "bitsandbytes", "load_in_8bit": true})") ==
+        text("int8", "int8", "bf16", "bf16"));
+}
+
+TEST_CASE("the KV cache is as the files say, whichever of them does") {
+  const TemporaryFolder folder;
+  const auto kv_cache = [&](const char* config_json, const char* beside) {
+    Json model = qwen();
+    if (config_json != nullptr) model["quantization_config"] = Json::parse(config_json);
+    const auto file = folder.write("config.json", model.dump());
+    folder.write("hf_quant_config.json", beside == nullptr ? "{}" : beside);
+    return *stored_in(ConfigNode::from_file(file));
+  };
+  const auto named = [&](const char* algo) {
+    return kv_cache(nullptr, (std::string(R"({"quantization": {"quant_algo": "FP8",
+                              "kv_cache_quant_algo": ")") +
+                              algo + "\"}}")
+                                 .c_str())
+        .plan.kv_cache;
+  };
+  CHECK(named("FP8") == Precision::fp8);
+  CHECK(named("NVFP4") == Precision::nvfp4);
+  CHECK(named("INT8") == Precision::int8);
+  CHECK_THAT(config_error([&] { named("INT5"); }), Contains("the KV cache's precision \"int5\""));
+  const char* nvfp4 = R"({"quant_method": "modelopt", "quant_algo": "NVFP4"})";
+  CHECK(kv_cache(nvfp4, nullptr).plan.kv_cache == Precision::bf16);
+  CHECK(kv_cache(R"({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16,
+                     "kv_cache_scheme": {"num_bits": 4, "type": "float"}})",
+                 nullptr)
+            .plan.kv_cache == Precision::nvfp4);
+  CHECK(kv_cache(R"({"quant_method": "quark", "global_quant_config": {"weight": {"dtype":
+                     "fp8_e4m3"}}, "kv_cache_quant_config": {"*k_proj": {"output_tensors": {"dtype":
+                     "fp8_e4m3"}}}})",
+                 nullptr)
+            .plan.kv_cache == Precision::fp8);
+  // vLLM reads no file beside a config.json that says how weights are converted.
+  const StoredPrecision both = kv_cache(nvfp4, R"({"quantization": {"quant_algo": "NVFP4",
+                                                   "kv_cache_quant_algo": "FP8"}})");
+  CHECK(both.plan.kv_cache == Precision::fp8);
+  CHECK_THAT(both.warning, Contains("hf_quant_config.json says a KV cache in fp8"));
+  // Weights as they were, and scales of the cache alone.
+  const StoredPrecision cache =
+      kv_cache(nullptr, R"({"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}})");
+  CHECK(precision_text(cache.plan) == text("bf16", "bf16", "fp8", "bf16"));
+}
+
+TEST_CASE("a mixture's bytes are those of its parts, and an experiment can say it") {
+  const Json fp8 = Json::parse(nvfp4_but(R"(["re:model\\.layers\\.0\\.mlp\\..*"])"));
+  Json json = tiny_experiment({{"model", nullptr}, {"precision", nullptr}});
+  json["model"] = qwen({{"quantization_config", fp8}});
+  const Experiment mixed = load(json);
+  const ParallelPlan& plan = mixed.decode().parallel;
+  const MoeModel& model = mixed.decode().model;
+  const auto bytes = [&](const PrecisionPlan& precision) {
+    return expert_bytes(model, plan, precision).value();
+  };
+  CHECK_THAT(bytes(mixed.decode().precision),
+             WithinRel(.75 * bytes({.experts = Precision::nvfp4}) + .25 * bytes({}), 1e-12));
+  // What a report has resolved runs again, with or without the model's own file.
+  CHECK(mixed.config.at("precision").at("experts") == Json({{"nvfp4", .75}, {"bf16", .25}}));
+  Json again = json;
+  again["precision"] = mixed.config.at("precision");
+  CHECK(load(again).config == mixed.config);
+  CHECK(remarks_of(load(again)).empty());
+  again["precision"]["experts"] = "nvfp4";
+  REQUIRE(remarks_of(load(again)).size() == 1);
+  CHECK_THAT(remarks_of(load(again)).front(), Contains("75.0 % nvfp4 + 25.0 % bf16"));
+  again["precision"]["experts"] = {{"nvfp4", .75}};
+  CHECK_THAT(refused(again), Contains("/precision/experts: the shares add up to 0.75"));
+}
+
+TEST_CASE("a model without experts in a class that has them is dense") {
+  const MoeModel dense =
+      read_model(config(qwen({{"num_experts", 0}, {"intermediate_size", 1024}}).dump()));
+  CHECK(dense.experts == 0);
+  CHECK(dense.moe_layers() == 0);
+  CHECK(dense.dense_width == 1024);
+  CHECK(dense.unknown_keys.empty());
+}
+
+TEST_CASE("the matrices that a mixer names are nearly all of its parameters") {
+  for (const std::string& name : shipped_names(Shipped::model)) {
+    const MoeModel model = read_model(ConfigNode::from_file(*shipped_file(Shipped::model, name)));
+    for (const LayerSpec& layer : model.layers) {
+      CAPTURE(name);
+      double named = 0;
+      for (const MixerMatrix& one : layer.mixer->matrices(model.hidden)) named += one.parameters;
+      const double all = layer.mixer->parameters(model.hidden, {});
+      CHECK(named <= all);
+      CHECK(named > .99 * all);
+    }
+  }
+}
+
+TEST_CASE("slices of shared experts below a block of fp8 are doubted, as those of experts are") {
+  const MoeModel model =
+      read_model(config(qwen({{"shared_expert_intermediate_size", 512}}).dump()));
+  const PrecisionPlan blocks{.experts = Precision::fp8_block, .ffn = Precision::fp8_block};
+  CHECK_THAT(slice_warning(model, {.tp = 8, .ep = 8}, blocks),
+             Contains("tp 8 cuts shared experts into slices of 64") &&
+                 Contains("tp 1 or 2 or 4 would leave such slices"));
+  CHECK(slice_warning(model, {.tp = 4, .ep = 4}, blocks).empty());
+  CHECK(slice_warning(model, {.tp = 8, .ep = 8}, {}).empty());
+}
+
 TEST_CASE("a quantisation that is not known is refused with its place") {
   const auto error = [](const std::string& json) { return config_error([&] { quantised(json); }); };
   CHECK_THAT(error(R"({"quant_method": "bitsandbytes", "bits": 4})"),
@@ -309,8 +518,8 @@ TEST_CASE("a quantisation that is not known is refused with its place") {
                       "\"precision\" in the experiment"));
   CHECK_THAT(error(R"({"quant_algo": "W1"})"), Contains("the quantisation \"w1\" is not known"));
   CHECK_THAT(error(R"({"quant_method": "compressed-tensors", "config_groups": {"g": {"targets":
-                       ["Linear"], "weights": {"num_bits": 8, "type": "int"}}}})"),
-             Contains("the quantisation int 8 bits is not known"));
+                       ["Linear"], "weights": {"num_bits": 3, "type": "int"}}}})"),
+             Contains("the quantisation int 3 bits is not known"));
   CHECK_THAT(error("{}"), Contains("the quantisation that it holds is not known"));
 }
 

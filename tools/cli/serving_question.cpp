@@ -116,6 +116,10 @@ Json precision_of(const ServingQuestion& question, const MoeModel& model,
   if (!stored && question.precision.empty() && question.kv_cache_dtype.empty()) return {};
   const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
   Json precision{{"experts", name(experts)}, {"attention", name(others)}};
+  if (stored && question.precision.empty()) {
+    precision["experts"] = precision_json(experts, stored->plan.expert_shares);
+    precision["attention"] = precision_json(others, stored->plan.attention_shares);
+  }
   if (!question.kv_cache_dtype.empty())
     precision["kv_cache"] = name(precision_named("--kv-cache-dtype", question.kv_cache_dtype));
   return precision;

@@ -247,7 +247,7 @@ std::string price_regime(const Json& point, const std::filesystem::path& base_fi
   const Deployment& deployment = experiment.decode();
   // A run warns of slices that not every kernel takes; a study has none for them.
   if (std::string warning =
-          expert_slice_warning(deployment.model, deployment.parallel, deployment.precision);
+          slice_warning(deployment.model, deployment.parallel, deployment.precision);
       !warning.empty())
     throw ConfigError(warning);
   const int ranks = deployment.parallel.dp, context = point.at("context"),
