@@ -73,11 +73,18 @@ double AnchorFit::at(const ServingLoad& load) const {
 }
 
 std::span<const Key> anchor_keys() {
-  static constexpr Key keys[] = {{"deployment", form::text, required, "what was measured"},
-                                 {"tpot", form::object(fit_keys), unset("as predicted"),
-                                  "correction of the time per output token"},
-                                 {"ttft", form::object(fit_keys), unset("as predicted"),
-                                  "correction of the time to first token"}};
+  static constexpr Form layout_texts = form::list(form::text);
+  static constexpr Key keys[] = {
+      {"deployment", form::text, required, "what was measured"},
+      {"tpot", form::object(fit_keys), unset("as predicted"),
+       "correction of the time per output token"},
+      {"ttft", form::object(fit_keys), unset("as predicted"),
+       "correction of the time to first token"},
+      {"model", form::text, unset("any"),
+       "the model that was measured: of another one it is refused"},
+      {"gpu", form::text, unset("any"), "the GPU that was measured: of another one it is refused"},
+      {"layouts", layout_texts, unset("any"),
+       "layouts that were measured: at another one a remark says so"}};
   return keys;
 }
 
@@ -86,12 +93,20 @@ Anchor read_anchor(const ConfigNode& node) {
     Anchor anchor{.deployment = r.text("deployment"), .tpot = {}, .ttft = {}};
     if (r.optional("tpot")) anchor.tpot = read_fit(r.child("tpot"));
     if (r.optional("ttft")) anchor.ttft = read_fit(r.child("ttft"));
+    if (r.optional("model")) anchor.model = r.text("model");
+    if (r.optional("gpu")) anchor.gpu = r.text("gpu");
+    if (r.optional("layouts"))
+      for (const ConfigNode& layout : r.child("layouts").list())
+        anchor.layouts.push_back(layout.text());
     return anchor;
   });
 }
 
 OrderedJson to_json(const Anchor& anchor) {
   OrderedJson json{{"deployment", anchor.deployment}};
+  if (!anchor.model.empty()) json["model"] = anchor.model;
+  if (!anchor.gpu.empty()) json["gpu"] = anchor.gpu;
+  if (!anchor.layouts.empty()) json["layouts"] = anchor.layouts;
   if (anchor.tpot.runs > 0) json["tpot"] = to_json(anchor.tpot);
   if (anchor.ttft.runs > 0) json["ttft"] = to_json(anchor.ttft);
   return json;

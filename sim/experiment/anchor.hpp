@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "hardware/config.hpp"
 
@@ -22,6 +23,8 @@ struct AnchorFit {
   int runs = 0;
   double leave_one_out = 0;  ///< median |predicted / measured - 1| of runs left out of the fit
   double at(const ServingLoad&) const;
+  /// Whether the factor depends on the requests in flight.
+  bool by_concurrency() const { return slope.concurrency != 0; }
 };
 
 /// The corrections of one deployment: `moesim bench --anchor` writes them, an experiment names
@@ -29,6 +32,8 @@ struct AnchorFit {
 struct Anchor {
   std::string deployment;
   AnchorFit tpot, ttft;
+  std::string model{}, gpu{};          ///< names; empty: of any
+  std::vector<std::string> layouts{};  ///< that were measured; empty: not said
 };
 /// Throws ConfigError.
 Anchor read_anchor(const ConfigNode&);

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include "sim/experiment/pools.hpp"
 
 namespace moesim {
@@ -18,6 +21,29 @@ ClusterSpec between(const PoolSpec& prefill, const PoolSpec& decode) {
   return cluster;
 }
 
+// Corrections are of one model and GPU; those of another layout are taken, and said.
+void check_anchor(Experiment& e) {
+  Deployment& pool = e.decode();
+  if (!pool.anchor) return;
+  const Anchor& anchor = *pool.anchor;
+  const auto refuse_other = [&](const char* what, const std::string& measured,
+                                const std::string& own) {
+    if (!measured.empty() && measured != own)
+      ConfigNode({}, pool.node.file(), pool.node.pointer() + "/anchor")
+          .fail(fmt::format("is measured on the {} \"{}\", but the experiment has \"{}\"; "
+                            "calibrate on runs of that one",
+                            what, measured, own));
+  };
+  refuse_other("model", anchor.model, pool.model.name);
+  refuse_other("GPU", anchor.gpu, pool.cluster.gpu.name);
+  const std::string layout = layout_of(e);
+  if (anchor.layouts.empty() || std::ranges::find(anchor.layouts, layout) != anchor.layouts.end())
+    return;
+  pool.remarks.push_back(
+      fmt::format("\"anchor\": measured at {}, not at {}: its errors are those of another layout",
+                  fmt::join(anchor.layouts, "; "), layout));
+}
+
 }  // namespace
 
 Experiment deploy(const ExperimentSpec& spec, const Traces& traces) {
@@ -26,6 +52,7 @@ Experiment deploy(const ExperimentSpec& spec, const Traces& traces) {
   if (spec.kv_link)
     e.kv_link = KvLink{*spec.kv_link, Fabric(between(spec.pools.front(), spec.pools.back()))};
   e.roles = spec.roles;
+  check_anchor(e);
   e.config = resolved_config(spec);
   if (!traces.remark.empty()) e.pools.front().remarks.push_back(traces.remark);
   return e;
@@ -49,6 +76,16 @@ int gpus_of(const Experiment& e) {
   int gpus = 0;
   for (const Deployment& pool : e.pools) gpus += gpus_of(pool);
   return gpus;
+}
+
+std::string layout_of(const Experiment& e) {
+  const auto of = [](const Deployment& pool) { return layout_text(pool.parallel, pool.instances); };
+  std::string text = e.apart()
+                         ? fmt::format("prefill {}, decode {}", of(e.pools.front()), of(e.decode()))
+                         : of(e.decode());
+  const int per_node = e.decode().cluster.gpus_per_node;
+  const int nodes = (gpus_of(e) + per_node - 1) / per_node;
+  return nodes > 1 ? fmt::format("{} on {} nodes", text, nodes) : text;
 }
 
 std::vector<std::string> remarks_of(const Experiment& e) {

@@ -39,6 +39,8 @@ Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {
 std::vector<const Deployment*> groups_of(const Experiment&);
 /// GPUs of all groups.
 int gpus_of(const Experiment&);
+/// How its GPUs are used: "2 x dp4 ep4", "prefill tp2, decode dp4 ep4", "tp16 on 2 nodes".
+std::string layout_of(const Experiment&);
 /// The remarks on all groups, each once.
 std::vector<std::string> remarks_of(const Experiment&);
 

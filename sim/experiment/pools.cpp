@@ -103,6 +103,19 @@ bool one_cluster(const PoolSpec& a, const PoolSpec& b) {
   return cluster_said_of(a) == cluster_said_of(b);
 }
 
+std::string layout_text(const ParallelPlan& plan, int instances) {
+  std::string text;
+  const auto add = [&](const char* name, int value) {
+    if (value > 1) text += fmt::format("{}{}{}", text.empty() ? "" : " ", name, value);
+  };
+  add("tp", plan.tp), add("pcp", plan.pcp), add("dcp", plan.dcp), add("dp", plan.dp);
+  if (!plan.afd()) add("ep", plan.ep);
+  add("pp", plan.pp);
+  if (text.empty()) text = "tp1";
+  if (plan.afd()) text += fmt::format(" ffn{}", plan.ffn_gpus);
+  return instances > 1 ? fmt::format("{} x {}", instances, text) : text;
+}
+
 int gpus_of(const ServedModel& pool) { return pool.instances * pool.parallel.gpus(); }
 
 int gpus_in_cluster(const ServedModel& pool) {

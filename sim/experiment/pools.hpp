@@ -15,6 +15,8 @@ struct CommonKeys {
 /// ConfigError where the part has a common key, or `node` has failures, which are of one part.
 ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonKeys&);
 
+/// A layout and how often it is there: "2 x tp2 dp4 ep8".
+std::string layout_text(const ParallelPlan&, int instances);
 /// GPUs of all groups of a pool.
 int gpus_of(const ServedModel&);
 /// Those of its "cluster": all but experts' GPUs in a cluster of their own.

@@ -13,6 +13,7 @@
 #include "hardware/shipped.hpp"
 #include "models/launches.hpp"
 #include "sim/engines/serving_engine.hpp"
+#include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
 
 namespace moesim {
@@ -328,18 +329,17 @@ std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
   });
 }
 
-// Corrections for the load that the workload names; of a load that it does not, those at their
-// center.
+// Corrections for the load that the workload names; of lengths that it does not, those at their
+// center. How many requests an open loop has in flight, a run finds out: see run().
 void read_anchor_of(ConfigReader& reader, PoolSpec& spec) {
   if (!reader.has("anchor")) return;
-  spec.anchor = read_anchor(file_or_inline(reader.child("anchor")));
   const Json& workload = reader.node().json().at("workload");
-  const ServingLoad load{number_at(workload, "/arrivals/concurrency", 0),
-                         number_at(workload, "/lengths/prompt", 0),
-                         number_at(workload, "/lengths/output", 0)};
-  spec.anchored_tpot = spec.anchor->tpot.at(load);
-  spec.anchored_ttft =
-      spec.anchor->ttft.runs > 0 ? spec.anchor->ttft.at(load) / spec.anchored_tpot : 1;
+  const RequestWorkload& requests = spec.workload;
+  const bool fixed_number = requests.arrivals->closed() && requests.arrivals->rate() == 0;
+  const auto in_flight = fixed_number ? requests.arrivals->in_flight(spec.ranks()) : 0;
+  spec.correct(read_anchor(file_or_inline(reader.child("anchor"))),
+               {double(in_flight), number_at(workload, "/lengths/prompt", 0),
+                number_at(workload, "/lengths/output", 0)});
 }
 
 Slo read_slo(const ConfigNode& node) {

@@ -853,4 +853,11 @@ RebalancingContext rebalancing_context(const PoolSpec& e, const Mover& mover) {
           expert_time(e),        token_seconds(e),    e.parallel.dp};
 }
 
+void MeasurementSpec::correct(const Anchor& by, const ServingLoad& load) {
+  anchored_tpot = by.tpot.at(load);
+  anchored_ttft = by.ttft.runs > 0 ? by.ttft.at(load) / anchored_tpot : 1;
+  anchored_at = load;
+  anchor = by;
+}
+
 }  // namespace moesim

@@ -216,8 +216,11 @@ struct MeasurementSpec {
   bool spot_checks = true;         ///< of a sampled run: steps are priced exactly beside it
   bool few_samples = false;        ///< of a sampled run that only chooses what is looked at next
   std::optional<Anchor> anchor{};  ///< corrections by measured runs of this deployment
+  ServingLoad anchored_at{};       ///< the load that the corrections are for
   double anchored_tpot = 1;        ///< what step times are multiplied by
   double anchored_ttft = 1;        ///< what times to first tokens are multiplied by beside
+  /// Takes corrections, for a load.
+  void correct(const Anchor&, const ServingLoad&);
   std::optional<SitePower> site_power{};
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;

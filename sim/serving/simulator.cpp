@@ -750,9 +750,30 @@ class Simulation {
 
 }  // namespace
 
+namespace {
+
+// Whether corrections depend on requests in flight, of which an open loop names no number.
+bool by_unknown_concurrency(const Deployment& e) {
+  return e.anchor && e.anchored_at.concurrency == 0 &&
+         (e.anchor->tpot.by_concurrency() || e.anchor->ttft.by_concurrency());
+}
+
+}  // namespace
+
 Report run(const Experiment& experiment, const Progress& progress,
            std::span<RunObserver* const> observers) {
-  return Simulation(experiment, progress, observers).run();
+  if (!by_unknown_concurrency(experiment.decode()))
+    return Simulation(experiment, progress, observers).run();
+  // A run without them, as if the center's, tells how many there are, by Little's law.
+  const Metrics first = Simulation(experiment, {}, {}).run().metrics;
+  Experiment corrected = experiment;
+  for (Deployment& pool : corrected.pools) {
+    ServingLoad load = pool.anchored_at;
+    load.concurrency = first.request_throughput * first.e2el.mean / 1e3;
+    const Anchor anchor = *pool.anchor;
+    pool.correct(anchor, load);
+  }
+  return Simulation(corrected, progress, observers).run();
 }
 
 }  // namespace moesim

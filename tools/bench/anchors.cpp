@@ -7,9 +7,13 @@
 
 #include <Eigen/Dense>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "hardware/rng.hpp"
+#include "sim/engines/serving_engine.hpp"
+#include "sim/experiment/pools.hpp"
 #include "sim/report/statistics.hpp"
+#include "tools/bench/serving_deployment.hpp"
 
 namespace moesim {
 
@@ -103,6 +107,121 @@ std::map<std::string, Anchor> anchors_of(const std::vector<ValidatedPoint>& poin
   for (const auto& [deployment, both] : runs)
     anchors[deployment] = {deployment, fit_anchor(both[0]), fit_anchor(both[1])};
   return anchors;
+}
+
+namespace {
+
+[[noreturn]] void refuse(const MeasuredPoint& p, std::string_view what) {
+  throw ConfigError(fmt::format("{}: {}", p.place, what));
+}
+
+std::string in_case(std::string_view text, int (*letter)(int)) {
+  std::string changed;
+  for (const char c : text) changed += static_cast<char>(letter(static_cast<unsigned char>(c)));
+  return changed;
+}
+
+// "TPOT" or "TTFT", however it is spelled: "tpot", "median_ttft_ms"; "" for anything else.
+std::string metric_of(std::string_view name) {
+  std::string plain;
+  for (const char c : in_case(name, std::toupper))
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0) plain += c;
+  for (const std::string_view word : {"MEDIAN", "MEAN", "AVG", "P50", "MS"})
+    if (const std::size_t at = plain.find(word); at != plain.npos) plain.erase(at, word.size());
+  return plain == "TPOT" || plain == "TTFT" ? plain : "";
+}
+
+bool names_engine(const MeasuredPoint& p) {
+  const std::string operation = in_case(p.operation, std::tolower);
+  return std::ranges::any_of(serving_engines(), [&](const ServingEngine& engine) {
+    return contains(operation, engine.name);
+  });
+}
+
+// A row of a run as the rest of the program spells it.
+MeasuredPoint stated(MeasuredPoint p, const std::filesystem::path& root) {
+  if (p.category != "e2e" && p.category != "disaggregated")
+    refuse(p, fmt::format("category \"{}\" is no serving run; \"e2e\" is expected", p.category));
+  const std::string metric = metric_of(p.metric);
+  if (metric.empty())
+    refuse(p, fmt::format("metric \"{}\" is not known; TPOT and TTFT are corrected", p.metric));
+  p.metric = metric;
+  if (const std::string unit = in_case(p.unit, std::tolower); !unit.empty() && unit != "ms")
+    refuse(p, fmt::format("unit \"{}\" is not known; ms is expected", p.unit));
+  if (gpu_path(p.gpu, root, {}).empty())
+    refuse(p,
+           fmt::format("gpu \"{}\" is not known; `moesim list gpus` names those that are", p.gpu));
+  if (model_file(p.model).empty())
+    refuse(p, fmt::format("model \"{}\" is not known; `moesim list models` names those that are",
+                          p.model));
+  p.precision = in_case(p.precision, std::tolower);
+  std::ranges::replace(p.precision, '-', '_');
+  if (!checkpoint_of(p))
+    refuse(p, fmt::format("precision \"{}\" of this model is not known; bf16, fp8, fp8_block, "
+                          "nvfp4 and int4 are",
+                          p.precision));
+  if (!names_engine(p))
+    refuse(p, fmt::format("op \"{}\" names no engine, such as \"online serving vllm 0.19.0\"",
+                          p.operation));
+  constexpr double most = 1e6;
+  if (!(p.concurrency >= 1 && p.concurrency <= most) || p.concurrency != std::floor(p.concurrency))
+    refuse(p, fmt::format("concurrency is {}; requests in flight, 1 to 1000000, are expected",
+                          p.concurrency));
+  if (p.prompt < 1 || p.output < 1)
+    refuse(p, fmt::format("isl is {} and osl {}; each is at least 1 token", p.prompt, p.output));
+  if (metric == "TPOT" && p.output < 2)
+    refuse(p, "osl is 1: a request of one output token has no TPOT");
+  if (p.category == "e2e" && p.tp < 1)
+    refuse(p, "tp is 0 or missing: say how the GPUs share the model");
+  if (p.category == "e2e" && p.gpus < p.tp * std::max(1, p.dp))
+    refuse(p, fmt::format("n_gpu is {}, but tp {} x dp {} take {}", p.gpus, p.tp, std::max(1, p.dp),
+                          p.tp * std::max(1, p.dp)));
+  return p;
+}
+
+// Rows of one GPU or model may spell it otherwise: the first spelling counts.
+void spell_alike(std::vector<MeasuredPoint>& points) {
+  for (MeasuredPoint& p : points) {
+    const MeasuredPoint& first = points.front();
+    if (gpu_file(p.gpu) == gpu_file(first.gpu)) p.gpu = first.gpu;
+    if (model_file(p.model) == model_file(first.model)) p.model = first.model;
+    if (deployment_of(p) != deployment_of(first))
+      refuse(p, fmt::format("is of {}, the first row of {}; a file corrects one deployment",
+                            deployment_of(p), deployment_of(first)));
+  }
+}
+
+std::string layout_of(const MeasuredPoint& p) {
+  const ServingPlan plan = plan_of(p);
+  const std::string text =
+      layout_text({.dp = plan.dp, .tp = plan.tp, .ep = plan.ep}, plan.replicas);
+  return p.nodes > 1 ? fmt::format("{} on {} nodes", text, p.nodes) : text;
+}
+
+}  // namespace
+
+Anchor anchor_of_serving(const std::filesystem::path& file, const std::filesystem::path& root) {
+  std::vector<MeasuredPoint> points;
+  for (const MeasuredPoint& p : read_points(file)) points.push_back(stated(p, root));
+  if (points.empty()) throw ConfigError(fmt::format("{}: holds no measured run", file.string()));
+  spell_alike(points);
+  const std::vector<ValidatedPoint> runs = validate(points, root);
+  for (const ValidatedPoint& run : runs) {
+    if (run.skipped())
+      refuse(run.point, "cannot be predicted: " + std::get<Skipped>(run.predicted).reason);
+    if (!run.failure.empty()) refuse(run.point, "cannot be predicted: " + run.failure);
+  }
+  Anchor anchor = anchors_of(runs).begin()->second;
+  const MeasuredPoint& first = points.front();
+  anchor.model =
+      read_model(ConfigNode::from_file(root / "models/zoo" / (model_file(first.model) + ".json")))
+          .name;
+  anchor.gpu = read_gpu(ConfigNode::from_file(gpu_path(first.gpu, root, {}))).name;
+  std::set<std::string> layouts;
+  for (const MeasuredPoint& p : points)
+    if (p.category == "e2e") layouts.insert(layout_of(p));
+  anchor.layouts.assign(layouts.begin(), layouts.end());
+  return anchor;
 }
 
 void correct(std::vector<ValidatedPoint>& points, const Anchor& anchor) {

@@ -26,6 +26,11 @@ AnchorFit fit_anchor(std::span<const AnchorRun>);
 /// points, from those of its points that were predicted.
 std::map<std::string, Anchor> anchors_of(const std::vector<ValidatedPoint>&);
 
+/// The corrections that a file of measured runs (read_points) gives, which are of one deployment.
+/// Throws ConfigError, "file:line: ..", for a row that does not say what was run, or that cannot be
+/// predicted: none is left out.
+Anchor anchor_of_serving(const std::filesystem::path& file, const std::filesystem::path& root);
+
 /// The points with `count` runs of each deployment, drawn at random but the same ones on every
 /// call, taken out as anchors for the others. Deployments of no more runs are left out.
 std::vector<ValidatedPoint> with_anchors(const std::vector<ValidatedPoint>&, int count);

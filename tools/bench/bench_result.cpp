@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "hardware/find_value.hpp"
 #include "hardware/parse_json.hpp"
@@ -16,19 +18,251 @@ namespace moesim {
 
 namespace {
 
+[[noreturn]] void refuse(const std::string& where, std::string_view what) {
+  throw ConfigError(one_line(fmt::format("{}: {}", where, what)));
+}
+
+// A number, or a text that is one: "8", "20.0", "inf". A null, which Python's NaN and Infinity have
+// become, is none.
+std::optional<double> number_in(const Json& json) {
+  if (json.is_number()) return json.get<double>();
+  if (!json.is_string()) return std::nullopt;
+  const auto& text = json.get_ref<const std::string&>();
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, value);
+  if (read.ec != std::errc() || read.ptr != end || std::isnan(value)) return std::nullopt;
+  return value;
+}
 std::optional<double> number(const Json& json, const std::string& pointer) {
   const Json* found = find_value(json, pointer);
-  if (found == nullptr || !found->is_number()) return std::nullopt;
-  return found->get<double>();
+  return found == nullptr ? std::nullopt : number_in(*found);
 }
 std::optional<double> first_of(const Json& json, std::initializer_list<const char*> pointers) {
   for (const char* pointer : pointers)
-    if (const auto value = number(json, pointer); value && std::isfinite(*value)) return value;
+    if (const auto value = number(json, pointer)) return value;
   return std::nullopt;
 }
 
-[[noreturn]] void refuse(const std::string& where, std::string_view what) {
-  throw ConfigError(fmt::format("{}: {}", where, what));
+// A value that says nothing: null, or how Python and shells write it.
+bool says_nothing(const Json& json) {
+  return json.is_null() || (json.is_string() && (json == "" || json == "None" || json == "null"));
+}
+
+// ---- a run's load
+
+// A rate as a file has it; infinite where it says that there is none.
+std::optional<double> rate_in(const std::string& where, const std::string& key, const Json& json) {
+  if (says_nothing(json)) return std::nullopt;
+  const auto rate = number_in(json);
+  if (!rate || !(*rate > 0))
+    refuse(where,
+           fmt::format("{} is {}; a rate above 0, or \"inf\", is expected", key, json.dump()));
+  return rate;
+}
+
+std::optional<std::int64_t> limit_in(const std::string& where, const std::string& key,
+                                     const Json& json) {
+  if (says_nothing(json)) return std::nullopt;
+  const auto limit = number_in(json);
+  constexpr double most = 1e9;
+  if (!limit || !(*limit >= 1 && *limit <= most) || *limit != std::floor(*limit))
+    refuse(where,
+           fmt::format("{} is {}; a whole number of at least 1 is expected", key, json.dump()));
+  return static_cast<std::int64_t>(*limit);
+}
+
+[[noreturn]] void refuse_load(const std::string& where, std::string_view why,
+                              std::string_view instead) {
+  refuse(where, fmt::format("{}, which cannot be simulated from the file; {}", why, instead));
+}
+
+// `says_endless`: the text has "request_rate": Infinity, which the parsed one no longer shows.
+BenchLoad load_of_bench_serve(const std::string& where, const Json& result, bool says_endless) {
+  const auto strategy = result.find("ramp_up_strategy");
+  if (strategy != result.end() && !says_nothing(*strategy))
+    refuse_load(where, "its rate rises along the run (ramp_up_strategy)", "give runs at one rate");
+  BenchLoad load;
+  if (const auto rate = result.find("request_rate"); rate != result.end())
+    load.rate = rate_in(where, "request_rate", *rate);
+  if (const auto limit = result.find("max_concurrency"); limit != result.end())
+    load.in_flight = limit_in(where, "max_concurrency", *limit);
+  const bool at_once = says_endless || (load.rate && std::isinf(*load.rate));
+  if (load.rate && std::isinf(*load.rate)) load.rate.reset();
+  if (!load.rate && !load.in_flight && !at_once)
+    refuse(where,
+           "does not say its load: give it \"max_concurrency\", \"request_rate\", or "
+           "\"request_rate\": \"inf\" for all requests at once");
+  if (const auto burst = number(result, "/burstiness"); burst && *burst != 1) {
+    if (!(*burst > 0)) refuse(where, fmt::format("burstiness is {}; it is above 0", *burst));
+    load.gaps = BenchLoad::Gaps::gamma;
+    load.burstiness = *burst;
+  }
+  return load;
+}
+
+// A value under one of these names, of a phase of load.
+const Json* under(const Json& phase, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (const auto found = phase.find(name); found != phase.end() && !says_nothing(*found))
+      return &*found;
+  return nullptr;
+}
+
+bool says_load(const Json& phase) {
+  return phase.is_object() && under(phase, {"concurrency", "request_rate", "rate", "type",
+                                            "fixed_schedule", "user_centric_rate"}) != nullptr;
+}
+
+// A list of AIPerf's phases, at whatever depth its version keeps it.
+const Json* phases_in(const Json& json) {
+  if (!json.is_object()) return nullptr;
+  const auto found = json.find("phases");
+  if (found != json.end() && (found->is_array() || found->is_object())) return &*found;
+  for (const Json& value : json)
+    if (const Json* deeper = phases_in(value)) return deeper;
+  return nullptr;
+}
+
+// What sent the load that was measured: AIPerf's phase, or the options of older ones.
+Json measured_phase(const std::string& where, const Json& result) {
+  const auto config = result.find("input_config");
+  if (config == result.end() || !config->is_object()) return Json::object();
+  if (const Json* phases = phases_in(*config)) {
+    std::vector<Json> measured;
+    for (const auto& item : phases->items()) {
+      const Json& phase = item.value();
+      if (!phase.is_object()) continue;
+      const bool warms_up =
+          item.key() == "warmup" || text_at(phase, "/name") == "warmup" ||
+          text_at(phase, "/kind") == "warmup" ||
+          (phase.contains("exclude_from_results") && phase["exclude_from_results"] == true);
+      if (!warms_up) measured.push_back(phase);
+    }
+    if (measured.size() > 1)
+      refuse_load(where, fmt::format("the run has {} phases of load", measured.size()),
+                  "give a run of one");
+    return measured.empty() ? Json::object() : measured.front();
+  }
+  for (const char* place :
+       {"/loadgen", "/load/profiling", "/load", "/perf_analyzer/stimulus", ""}) {
+    const Json* phase = find_value(*config, place);
+    if (phase == nullptr || !says_load(*phase)) continue;
+    Json found = *phase;
+    // perf_analyzer, below genai-perf, spaces requests evenly.
+    if (std::string_view(place).starts_with("/perf_analyzer")) found["type"] = "constant";
+    return found;
+  }
+  return Json::object();
+}
+
+BenchLoad load_of_phase(const std::string& where, const Json& phase) {
+  BenchLoad load;
+  const Json* pattern = under(phase, {"arrival_pattern", "request_rate_mode", "type"});
+  const std::string gaps =
+      pattern != nullptr && pattern->is_string() ? pattern->get<std::string>() : "";
+  const Json* schedule = under(phase, {"fixed_schedule"});
+  if (gaps == "fixed_schedule" || (schedule != nullptr && *schedule == true))
+    refuse_load(where, "its requests came at recorded times (fixed_schedule)",
+                "run their file as \"arrivals\" of type \"trace\"");
+  if (gaps == "user_centric" || under(phase, {"user_centric_rate"}) != nullptr)
+    refuse_load(where, "its users sent requests at times of their own (user_centric)",
+                "give a run with a concurrency or a rate");
+  for (const char* ramp : {"concurrency_ramp", "concurrency_ramp_duration", "rate_ramp",
+                           "request_rate_ramp_duration", "rate_series"})
+    if (under(phase, {ramp}) != nullptr)
+      refuse_load(where, fmt::format("its load changes along the run ({})", ramp),
+                  "give a run of one load");
+  if (under(phase, {"prefill_concurrency"}) != nullptr)
+    refuse_load(where, "requests that wait for a first token have a limit (prefill_concurrency)",
+                "give a run without that limit");
+  if (const Json* limit = under(phase, {"concurrency"}))
+    load.in_flight = limit_in(where, "concurrency", *limit);
+  if (const Json* rate = under(phase, {"request_rate", "rate"})) {
+    load.rate = rate_in(where, "request_rate", *rate);
+    if (load.rate && std::isinf(*load.rate)) load.rate.reset();
+  }
+  if (!load.rate && !load.in_flight)
+    refuse(where,
+           "does not say its load: \"input_config\" has neither a concurrency nor a request rate "
+           "where AIPerf and genai-perf write one");
+  load.catches_up = false;  // AIPerf's schedule waits for a place
+  if (gaps == "constant") load.gaps = BenchLoad::Gaps::constant;
+  if (gaps == "gamma") {
+    const Json* shape = under(phase, {"arrival_smoothness", "smoothness"});
+    const auto smoothness = shape == nullptr ? std::nullopt : number_in(*shape);
+    if (smoothness && *smoothness > 0) load.burstiness = *smoothness;
+    load.gaps = BenchLoad::Gaps::gamma;
+  }
+  return load;
+}
+
+void remark_load(BenchRun& run) {
+  if (!run.load.rate) return;
+  if (run.load.gaps == BenchLoad::Gaps::constant)
+    run.remarks.push_back("requests came at equal gaps (constant), not at random ones");
+  if (run.load.gaps == BenchLoad::Gaps::gamma && run.load.burstiness != 1)
+    run.remarks.push_back(
+        fmt::format("gaps between requests had a burstiness of {:.6g}", run.load.burstiness));
+}
+
+// ---- what a run did
+
+// Takes a figure; names those that are no measurement.
+void take(BenchRun& run, const std::string& name, const Json& value, double scale,
+          std::vector<std::string>& empty) {
+  const auto read = number_in(value);
+  if (read && *read < 0)
+    refuse(run.where,
+           fmt::format("{} is {}; a benchmark measures no negative figure", name, *read));
+  if (read && *read > 0 && std::isfinite(*read))
+    run.figures[name] = *read * scale;
+  else
+    empty.push_back(name);
+}
+
+void remark_empty(BenchRun& run, std::vector<std::string> empty) {
+  // A request of one token has no time between tokens.
+  if (run.output == 1)
+    std::erase_if(empty, [](const std::string& name) {
+      return name.find("tpot") != name.npos || name.find("itl") != name.npos;
+    });
+  if (empty.empty()) return;
+  run.remarks.push_back(fmt::format("not measured, as 0 or no number: {}", fmt::join(empty, ", ")));
+}
+
+// How many requests were completed, and how long they were on average.
+void take_lengths(BenchRun& run, std::optional<double> requests, double prompt, double output) {
+  constexpr double most = 1e9;
+  if (!requests || (*requests > 0 && prompt + output == 0))
+    refuse(run.where,
+           "does not say how many requests were completed, and how many tokens their prompts and "
+           "outputs had; its load cannot be simulated");
+  if (*requests == 0) refuse(run.where, "no request was completed");
+  if (!(*requests > 0 && *requests <= most) || *requests != std::floor(*requests))
+    refuse(run.where, fmt::format("{} requests were completed; a whole number above 0 is expected",
+                                  *requests));
+  for (const auto& [tokens, what] : {std::pair{prompt, "prompt"}, {output, "output"}})
+    if (!(tokens >= 1 && tokens <= most))
+      refuse(run.where, fmt::format("the mean {} has {:.6g} tokens; at least 1 and at most 1e9 are "
+                                    "expected",
+                                    what, tokens));
+  run.requests = static_cast<std::int64_t>(*requests);
+  run.prompt = prompt;
+  run.output = output;
+}
+
+void remark_failures(BenchRun& run, std::optional<double> sent, double failed, bool cancelled) {
+  if (sent && double(run.requests) > *sent)
+    refuse(run.where,
+           fmt::format("{} requests were completed of {:.0f} that were sent", run.requests, *sent));
+  if (failed == 0 && sent) failed = *sent - double(run.requests);
+  if (failed > 0)
+    run.remarks.push_back(
+        fmt::format("{:.0f} requests failed beside the {} that were completed: the "
+                    "load was another than the simulated one",
+                    failed, run.requests));
+  if (cancelled) run.remarks.push_back("the benchmark was cancelled before its end");
 }
 
 // ---- vllm bench serve, and other engines' benchmarks, which began as copies of it ----
@@ -40,35 +274,50 @@ std::string_view name_of_figure(std::string_view name) {
   return name;
 }
 
-void remark_failures(const Json& result, BenchRun& run) {
-  const auto sent = number(result, "/num_prompts"), failed = number(result, "/failed");
-  if (sent && double(run.requests) < *sent)
-    run.remarks.push_back(
-        fmt::format("{} of the benchmark's {:.0f} requests were completed", run.requests, *sent));
-  if (failed && *failed > 0)
-    run.remarks.push_back(fmt::format("{:.0f} requests of the benchmark failed", *failed));
-  if (const auto burst = number(result, "/burstiness"); burst && *burst != 1)
-    run.remarks.push_back(
-        fmt::format("arrivals came with a burstiness of {}; Poisson is simulated", *burst));
+bool is_figure(std::string_view name) {
+  return name.ends_with("_ms") || name.ends_with("_throughput");
 }
 
-BenchRun of_bench_serve(const std::string& where, const Json& result) {
-  BenchRun run{where, {}};
-  for (const auto& item : result.items()) {
-    if (!item.value().is_number()) continue;
-    const std::string name(name_of_figure(item.key()));
-    if (name.ends_with("_ms") || name.ends_with("_throughput"))
-      run.figures[name] = item.value().get<double>();
+// Requests had lengths of their own, of which the means are simulated.
+void remark_lengths(BenchRun& run, const Json& result) {
+  for (const auto& [key, what] : {std::pair{"input_lens", "prompts"}, {"output_lens", "outputs"}}) {
+    const auto found = result.find(key);
+    if (found == result.end() || !found->is_array() || found->empty()) continue;
+    std::vector<double> tokens;
+    for (const Json& length : *found)
+      if (const auto value = number_in(length)) tokens.push_back(*value);
+    if (tokens.empty()) continue;
+    const auto [least, most] = std::ranges::minmax(tokens);
+    if (least == most) continue;
+    run.remarks.push_back(
+        fmt::format("{} had {:.0f} to {:.0f} tokens; their mean is simulated", what, least, most));
   }
-  run.requests = static_cast<std::int64_t>(number(result, "/completed").value_or(0));
+  if (const auto least = number(result, "/random_range_ratio"); least && *least != 1)
+    run.remarks.push_back(fmt::format(
+        "lengths were drawn (random_range_ratio {:.6g}); their means are simulated", *least));
+}
+
+BenchRun of_bench_serve(const std::string& where, const Json& result, bool says_endless) {
+  BenchRun run{where, {}};
+  const auto completed = number(result, "/completed");
   const auto per_request = [&](const char* total) {
-    return run.requests > 0 ? number(result, total).value_or(0) / double(run.requests) : 0;
+    const auto tokens = number(result, total);
+    return completed && *completed != 0 && tokens ? *tokens / *completed : 0;
   };
-  run.prompt = per_request("/total_input_tokens");
-  run.output = per_request("/total_output_tokens");
-  run.in_flight = number(result, "/max_concurrency");
-  run.rate = first_of(result, {"/request_rate"});  // "inf", or Infinity, is none
-  remark_failures(result, run);
+  const auto of_tokens = first_of(result, {"/total_input_tokens", "/total_output_tokens"});
+  take_lengths(run, of_tokens || completed == 0.0 ? completed : std::nullopt,
+               per_request("/total_input_tokens"), per_request("/total_output_tokens"));
+  std::vector<std::string> empty;
+  for (const auto& item : result.items()) {
+    const std::string name(name_of_figure(item.key()));
+    if (is_figure(name) && !item.value().is_structured()) take(run, name, item.value(), 1, empty);
+  }
+  run.load = load_of_bench_serve(where, result, says_endless);
+  remark_load(run);
+  remark_failures(run, number(result, "/num_prompts"), number(result, "/failed").value_or(0),
+                  false);
+  remark_lengths(run, result);
+  remark_empty(run, std::move(empty));
   return run;
 }
 
@@ -78,131 +327,219 @@ constexpr std::array<std::pair<const char*, const char*>, 3> latencies{
     {{"time_to_first_token", "ttft"},
      {"inter_token_latency", "tpot"},  // its mean over a request's tokens: what others call TPOT
      {"request_latency", "e2el"}}};
-constexpr std::array<std::pair<const char*, const char*>, 5> statistics{
-    {{"avg", "mean"}, {"p50", "median"}, {"p90", "p90"}, {"p95", "p95"}, {"p99", "p99"}}};
-constexpr std::array<std::pair<const char*, const char*>, 2> rates{
+constexpr std::array<std::pair<const char*, const char*>, 8> statistics{{{"avg", "mean"},
+                                                                         {"std", "std"},
+                                                                         {"p25", "p25"},
+                                                                         {"p50", "median"},
+                                                                         {"p75", "p75"},
+                                                                         {"p90", "p90"},
+                                                                         {"p95", "p95"},
+                                                                         {"p99", "p99"}}};
+constexpr std::array<std::pair<const char*, const char*>, 3> rates{
     {{"request_throughput", "request_throughput"},
-     {"output_token_throughput", "output_throughput"}}};
+     {"output_token_throughput", "output_throughput"},
+     {"total_token_throughput", "total_token_throughput"}}};
 
 double milliseconds_of(const std::string& where, const Json& result, const char* latency) {
+  static const std::map<std::string, double, std::less<>> units{{"", 1},
+                                                                {"ms", 1},
+                                                                {"msec", 1},
+                                                                {"millisecond", 1},
+                                                                {"milliseconds", 1},
+                                                                {"s", 1e3},
+                                                                {"sec", 1e3},
+                                                                {"secs", 1e3},
+                                                                {"second", 1e3},
+                                                                {"seconds", 1e3},
+                                                                {"us", 1e-3},
+                                                                {"microseconds", 1e-3},
+                                                                {"ns", 1e-6},
+                                                                {"nanoseconds", 1e-6}};
   const std::string unit = text_at(result, fmt::format("/{}/unit", latency));
-  if (unit.empty() || unit == "ms") return 1;
-  if (unit == "s" || unit == "sec") return 1e3;
-  if (unit == "us") return 1e-3;
-  if (unit == "ns") return 1e-6;
-  refuse(where, fmt::format("{} has the unknown unit \"{}\"", latency, unit));
+  if (const auto found = units.find(unit); found != units.end()) return found->second;
+  refuse(where,
+         fmt::format("{} has the unknown unit \"{}\"; ms, s, us and ns are known", latency, unit));
 }
 
 BenchRun of_genai_perf(const std::string& where, const Json& result) {
   BenchRun run{where, {}};
+  const Json phase = measured_phase(where, result);
+  const auto planned = first_of(phase, {"/request_count", "/requests"});
+  const auto count = first_of(result, {"/request_count/avg", "/output_sequence_length/count",
+                                       "/input_config/request_count"});
+  take_lengths(run, count ? count : planned,
+               number(result, "/input_sequence_length/avg").value_or(0),
+               number(result, "/output_sequence_length/avg").value_or(0));
+  std::vector<std::string> empty;
   for (const auto& [theirs, ours] : latencies) {
-    if (!result.contains(theirs)) continue;
+    const auto found = result.find(theirs);
+    if (found == result.end() || !found->is_object()) continue;
     const double scale = milliseconds_of(where, result, theirs);
-    for (const auto& [key, name] : statistics)
-      if (const auto value = number(result, fmt::format("/{}/{}", theirs, key)))
-        run.figures[fmt::format("{}_{}_ms", name, ours)] = *value * scale;
+    for (const auto& [key, name] : statistics) {
+      const auto value = found->find(key);
+      // A standard deviation of 0 is one.
+      if (value != found->end() && !(std::string_view(key) == "std" && *value == 0))
+        take(run, fmt::format("{}_{}_ms", name, ours), *value, scale, empty);
+    }
   }
   for (const auto& [theirs, ours] : rates)
-    if (const auto value = number(result, fmt::format("/{}/avg", theirs)))
-      run.figures[ours] = *value;
-  run.prompt = number(result, "/input_sequence_length/avg").value_or(0);
-  run.output = number(result, "/output_sequence_length/avg").value_or(0);
-  const auto count = first_of(
-      result, {"/request_count/avg", "/output_sequence_length/count", "/input_config/request_count",
-               "/input_config/loadgen/request_count", "/input_config/input/num_dataset_entries"});
-  run.requests = static_cast<std::int64_t>(count.value_or(0));
-  run.in_flight =
-      first_of(result, {"/input_config/concurrency", "/input_config/loadgen/concurrency",
-                        "/input_config/perf_analyzer/stimulus/concurrency"});
-  run.rate = first_of(result, {"/input_config/request_rate", "/input_config/loadgen/request_rate",
-                               "/input_config/perf_analyzer/stimulus/request_rate"});
+    if (const Json* value = find_value(result, fmt::format("/{}/avg", theirs)))
+      take(run, ours, *value, 1, empty);
+  run.load = load_of_phase(where, phase);
+  remark_load(run);
+  const Json* cancelled = find_value(result, "/was_cancelled");
+  const double failed = number(result, "/error_request_count/avg").value_or(0);
+  // A run that ends by the clock sends fewer than were planned, without an error.
+  remark_failures(run, std::nullopt, failed, cancelled != nullptr && *cancelled == true);
+  if (under(phase, {"cancellation", "request_cancellation_rate"}) != nullptr)
+    run.remarks.push_back("clients cancelled requests on purpose, which is not simulated");
+  for (const auto& [key, what] :
+       {std::pair{"input_sequence_length", "prompts"}, {"output_sequence_length", "outputs"}}) {
+    const auto least = number(result, fmt::format("/{}/min", key)),
+               most = number(result, fmt::format("/{}/max", key));
+    if (least && most && *least < *most)
+      run.remarks.push_back(fmt::format("{} had {:.0f} to {:.0f} tokens; their mean is simulated",
+                                        what, *least, *most));
+  }
+  remark_empty(run, std::move(empty));
   return run;
 }
 
-BenchRun run_of(const std::string& where, const Json& result) {
-  if (!result.is_object()) refuse(where, "is not a benchmark result: not a JSON object");
-  const bool nested = result.contains("time_to_first_token") || result.contains("request_latency");
-  BenchRun run = nested ? of_genai_perf(where, result) : of_bench_serve(where, result);
-  if (run.figures.empty())
+// ---- files
+
+bool is_nested(const Json& result) {
+  return std::ranges::any_of(latencies, [&](const auto& latency) {
+    const Json* mean = find_value(result, fmt::format("/{}/avg", latency.first));
+    return mean != nullptr && mean->is_number();
+  });
+}
+
+bool is_flat(const Json& result) {
+  for (const auto& item : result.items()) {
+    const std::string_view name = name_of_figure(item.key());
+    if (item.value().is_structured() || !is_figure(name)) continue;
+    for (const std::string_view of : {"_throughput", "_ttft_", "_tpot_", "_itl_", "_e2el_"})
+      if (name.find(of) != name.npos) return true;
+  }
+  return false;
+}
+
+// The results in a file: one, or those in lists and objects around them, whose own values (the load
+// that a wrapper notes) are theirs too.
+void add_runs(const std::string& where, const Json& json, const Json& around, bool says_endless,
+              std::vector<BenchRun>& runs) {
+  if (json.is_object() && (is_nested(json) || is_flat(json))) {
+    Json result = json;
+    for (const auto& item : around.items())
+      if (Json& own = result[item.key()]; says_nothing(own)) own = item.value();
+    runs.push_back(is_nested(json) ? of_genai_perf(where, result)
+                                   : of_bench_serve(where, result, says_endless));
+    return;
+  }
+  Json outer = around;
+  if (json.is_object())
+    for (const auto& item : json.items())
+      if (!item.value().is_structured() || item.key() == "input_config")
+        outer[item.key()] = item.value();
+  for (const auto& item : json.items())
+    if (item.value().is_structured())
+      add_runs(fmt::format("{}{}/{}", where, where.find(":/") == where.npos ? ":" : "", item.key()),
+               item.value(), outer, says_endless, runs);
+}
+
+// Python's Infinity is null once it is read.
+bool says_endless_rate(std::string_view text) {
+  constexpr std::string_view key = "\"request_rate\"";
+  const std::size_t at = text.find(key);
+  if (at == text.npos) return false;
+  const std::size_t value = text.find_first_not_of(" \t:", at + key.size());
+  return value != text.npos && text.substr(value).starts_with("Infinity");
+}
+
+void add_runs_of(const std::string& where, const Json& json, std::string_view text,
+                 std::vector<BenchRun>& runs) {
+  const std::size_t before = runs.size();
+  add_runs(where, json, Json::object(), says_endless_rate(text), runs);
+  if (runs.size() == before)
     refuse(where,
            "has no figure such as \"median_tpot_ms\"; files of vllm bench serve --save-result, "
-           "SGLang's bench_serving and genai-perf are read");
-  return run;
+           "SGLang's bench_serving, genai-perf and AIPerf are read");
 }
 
-// "20 requests/s", or "64 in flight", which is but a cap where there is a rate.
-std::string load_text(const BenchRun& run) {
-  if (run.rate) return fmt::format("{:.6g} requests/s", *run.rate);
-  if (run.in_flight) return fmt::format("{:.6g} in flight", *run.in_flight);
-  return "all requests at once";
+// Whether the first of several lines is an object by itself: a result was appended to others.
+bool is_lines(std::string_view text) {
+  bool whole = false;
+  std::size_t lines = 0;
+  for_each_line(text, [&](std::size_t, std::string_view line) {
+    if (lines++ == 0) {
+      try {
+        whole = parse_json(line).is_object();
+      } catch (const ConfigError&) {
+        whole = false;
+      }
+    }
+  });
+  return whole && lines > 1;
 }
 
 }  // namespace
+
+std::string load_text(const BenchLoad& load) {
+  if (!load.rate && !load.in_flight) return "all requests at once";
+  const std::string limit = load.in_flight ? fmt::format("{} in flight", *load.in_flight) : "";
+  if (!load.rate) return limit;
+  constexpr std::array<const char*, 3> gaps{"", " (gamma gaps)", " (equal gaps)"};
+  const std::string rate =
+      fmt::format("{:.6g} requests/s{}", *load.rate, gaps[static_cast<std::size_t>(load.gaps)]);
+  return limit.empty() ? rate : fmt::format("{}, at most {}", rate, limit);
+}
 
 std::vector<BenchRun> read_bench(const std::filesystem::path& file) {
   const MappedFile mapped(file);
   const std::string_view text = mapped.text();
   std::vector<BenchRun> runs;
-  if (file.extension() != ".jsonl") {
-    runs.push_back(run_of(file.string(), ConfigNode::from_file(file).json()));
+  if (file.extension() != ".jsonl" && !is_lines(text)) {
+    add_runs_of(file.string(), ConfigNode::from_file(file).json(), text, runs);
     return runs;
   }
-  std::size_t line = 1;
-  for (std::size_t from = 0; from < text.size(); ++line) {
-    const std::size_t end = std::min(text.find('\n', from), text.size());
-    const std::string where = fmt::format("{}:{}", file.string(), line);
-    const std::string_view row = text.substr(from, end - from);
-    from = end + 1;
-    if (row.find_first_not_of(" \t\r") == row.npos) continue;
+  for_each_line(text, [&](std::size_t number, std::string_view line) {
+    const std::string where = fmt::format("{}:{}", file.string(), number);
+    Json json;
     try {
-      runs.push_back(run_of(where, parse_json(row)));
+      json = parse_json(line);
     } catch (const ConfigError& error) {
-      if (std::string_view(error.what()).starts_with(where)) throw;
-      refuse(where, error.what());
+      refuse(where, fmt::format("{}; each line is one result", error.what()));
     }
-  }
+    add_runs_of(where, json, line, runs);
+  });
   if (runs.empty()) refuse(file.string(), "holds no run");
   return runs;
 }
 
 Json under_load_of(const BenchRun& run, Json experiment, bool bare) {
-  if (run.requests < 1 || run.prompt < 1 || run.output < 1)
-    refuse(run.where,
-           "does not say how many requests were completed, and how many tokens their prompts and "
-           "outputs had; its load cannot be simulated");
   if (bare) experiment.erase("anchor");
   Json& workload = experiment["workload"];
-  if (run.rate)
-    workload["arrivals"] = {{"type", "poisson"}, {"rate", fmt::format("{} /s", *run.rate)}};
-  else
-    workload["arrivals"] = {
-        {"type", "closed_loop"},
-        {"concurrency", std::llround(std::max(1.0, run.in_flight.value_or(double(run.requests))))}};
+  workload.erase("sessions");
+  const BenchLoad& load = run.load;
+  if (load.rate) {
+    constexpr std::array<const char*, 3> types{"poisson", "gamma", "constant"};
+    Json arrivals{{"type", types[static_cast<std::size_t>(load.gaps)]},
+                  {"rate", fmt::format("{} /s", *load.rate)}};
+    if (load.gaps == BenchLoad::Gaps::gamma) arrivals["burstiness"] = load.burstiness;
+    if (load.in_flight) {
+      arrivals["max_concurrency"] = *load.in_flight;
+      arrivals["catch_up"] = load.catches_up;
+    }
+    workload["arrivals"] = arrivals;
+  } else {
+    workload["arrivals"] = {{"type", "closed_loop"},
+                            {"concurrency", load.in_flight.value_or(run.requests)}};
+  }
   workload["lengths"] = {{"type", "fixed"},
                          {"prompt", std::llround(run.prompt)},
                          {"output", std::llround(run.output)}};
   workload["requests"] = run.requests;
   return experiment;
-}
-
-ServingLoad load_of(const BenchRun& run) {
-  return {run.rate ? 0 : run.in_flight.value_or(double(run.requests)), run.prompt, run.output};
-}
-
-BenchComparison compare_with_bench(const BenchRun& run, const OrderedJson& metrics) {
-  BenchComparison comparison{run.where, {}, run.remarks};
-  comparison.remarks.insert(
-      comparison.remarks.begin(),
-      fmt::format("simulated: {}, {} requests, each of {:.0f} and {:.0f} tokens", load_text(run),
-                  run.requests, run.prompt, run.output));
-  for (const auto& item : metrics.items()) {
-    const auto measured = run.figures.find(item.key());
-    if (measured != run.figures.end() && measured->second > 0 && item.value().is_number())
-      comparison.rows.push_back({item.key(), measured->second, item.value().get<double>()});
-  }
-  if (comparison.rows.empty())
-    refuse(run.where, "has no figure to compare with a report, such as \"median_tpot_ms\"");
-  return comparison;
 }
 
 }  // namespace moesim

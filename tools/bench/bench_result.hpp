@@ -7,45 +7,41 @@
 #include <string>
 #include <vector>
 
-#include "sim/experiment/anchor.hpp"
+#include "hardware/config.hpp"
 
 namespace moesim {
+
+/// The load that a benchmark sent. Neither a rate nor a limit: all requests at once.
+struct BenchLoad {
+  enum class Gaps { poisson, gamma, constant };
+  std::optional<double> rate{};             ///< requests per second; none: as others leave
+  std::optional<std::int64_t> in_flight{};  ///< at most
+  Gaps gaps = Gaps::poisson;                ///< of a rate
+  double burstiness = 1;                    ///< of gamma gaps
+  bool catches_up = true;                   ///< requests that a limit held back follow at once
+};
 
 /// A run of an engine's benchmark, whoever wrote it: figures by the names of a report's metrics
 /// (median_tpot_ms), and the load.
 struct BenchRun {
   std::string where;  ///< its file, and its line where the file has several runs
   std::map<std::string, double> figures;
-  double prompt = 0, output = 0;      ///< mean tokens of a request
-  std::int64_t requests = 0;          ///< that were completed
-  std::optional<double> in_flight{};  ///< at most
-  std::optional<double> rate{};       ///< requests per second; none: as soon as others leave
-  std::vector<std::string> remarks{};
+  double prompt = 0, output = 0;  ///< mean tokens of a request
+  std::int64_t requests = 0;      ///< that were completed
+  BenchLoad load{};
+  std::vector<std::string> remarks{};  ///< where the run is not what is simulated
 };
 
-/// The runs of what `vllm bench serve --save-result` (a JSON object), SGLang's bench_serving (JSON
-/// lines, a run each) or genai-perf and AIPerf (profile_export*.json) wrote. Throws ConfigError if
-/// a file has no figure, or not the lengths and number of its requests.
+/// The runs of what `vllm bench serve --save-result`, SGLang's bench_serving, genai-perf and AIPerf
+/// (profile_export*.json) wrote: one run, a line each (--append-result), or several in a list.
+/// Throws ConfigError if a file has no figure, does not say its load, or says what cannot be.
 std::vector<BenchRun> read_bench(const std::filesystem::path&);
 
-/// The experiment under the load of a run: closed loop or Poisson, its mean lengths, as many
-/// requests. Corrections ("anchor") are left out where `bare`.
+/// "20 requests/s, at most 8 in flight".
+std::string load_text(const BenchLoad&);
+
+/// The experiment under the load of a run: its arrivals, its mean lengths, as many requests.
+/// Corrections ("anchor") are left out where `bare`.
 Json under_load_of(const BenchRun&, Json experiment, bool bare = false);
-
-/// What corrections go by.
-ServingLoad load_of(const BenchRun&);
-
-/// A benchmark's figures beside those of a report.
-struct BenchComparison {
-  struct Row {
-    std::string metric;
-    double measured = 0, predicted = 0;
-    double error_pct() const { return (predicted / measured - 1) * 100; }
-  };
-  std::string where;
-  std::vector<Row> rows;
-  std::vector<std::string> remarks;  ///< where the two did not do the same work
-};
-BenchComparison compare_with_bench(const BenchRun&, const OrderedJson& metrics);
 
 }  // namespace moesim

@@ -59,6 +59,7 @@ class Row {
           fmt::format("{}: {} \"{}\" is not a number of at least 0", place_, name, field));
     return value;
   }
+  const std::string& place() const { return place_; }
   int count(std::string_view name) const {
     const double value = number(name);
     if (value > 1e6) throw ConfigError(fmt::format("{}: {} {} is too large", place_, name, value));
@@ -72,7 +73,8 @@ class Row {
 };
 
 MeasuredPoint to_point(const Row& row) {
-  return {.id = row.text("id"),
+  return {.place = row.place(),
+          .id = row.text("id"),
           .category = row.text("category"),
           .gpu = row.text("gpu"),
           .interconnect = row.text("interconnect"),
@@ -114,6 +116,7 @@ WorkerPlan workers_of(const Row& row, const std::string& side) {
 /// Time to the first token and time per output token of a deployment.
 void add_disaggregated(const Row& row, std::vector<MeasuredPoint>& points) {
   MeasuredPoint point;
+  point.place = row.place();
   point.category = "disaggregated";
   point.gpu = row.text("gpu");
   point.model = row.text("model");
@@ -154,7 +157,10 @@ std::vector<MeasuredPoint> read_points(const std::filesystem::path& file) {
       for (const char* needed : apart ? columns_apart : columns_of_points) {
         if (!columns.contains(needed))
           throw ConfigError(
-              fmt::format("{}: no column \"{}\"; see hardware/README.md", place, needed));
+              fmt::format("{}: no column \"{}\"; {}", place, needed,
+                          columns.size() == 1 && contains(line, ";")
+                              ? "fields are separated by semicolons, where commas are read"
+                              : "see hardware/README.md"));
       }
       return;
     }

@@ -19,6 +19,7 @@ struct WorkerPlan {
 /// One published measurement: a row of a points file, or one of a row's figures. Counts that
 /// the row leaves empty are 0.
 struct MeasuredPoint {
+  std::string place;  ///< file and line
   std::string id;
   std::string category;  ///< moe_kernel, gemm, collective, e2e, ...
   std::string gpu;       ///< as the source spells it

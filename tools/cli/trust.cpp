@@ -117,6 +117,17 @@ std::string line_of(std::span<const Json* const> reports, std::string_view engin
 
 }  // namespace
 
+std::string anchor_line(const Anchor& anchor, double tpot_factor, double ttft_factor) {
+  std::string text = fmt::format("anchored by {} measured {} of {}", anchor.tpot.runs,
+                                 anchor.tpot.runs == 1 ? "run" : "runs", anchor.deployment);
+  if (!anchor.layouts.empty()) text += fmt::format(" ({})", fmt::join(anchor.layouts, "; "));
+  text += fmt::format(": TPOT x {:.3f}, TTFT x {:.3f}; leave-one-out error of TPOT {:.1f} %",
+                      tpot_factor, ttft_factor, 100 * anchor.tpot.leave_one_out);
+  if (anchor.ttft.runs > 0)
+    text += fmt::format(", of TTFT {:.1f} %", 100 * anchor.ttft.leave_one_out);
+  return wrapped(text) + "\n";
+}
+
 std::vector<std::string> trust_pointers() {
   return {extrapolated_share, unmeasured_share, interpolated_share,
           carried_over_share, engine_name,      kv_transfers};

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "hardware/config.hpp"
+#include "sim/experiment/anchor.hpp"
 
 namespace moesim {
 
@@ -20,6 +20,9 @@ std::vector<std::string> trust_pointers();
 std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine);
 /// The line of one run; the engine is the config's.
 std::string trust_line(const Json& report, const Json& config);
+/// Whose measured runs correct times, by which factors, and how far off runs were that were left
+/// out of the fit. Ends with a newline.
+std::string anchor_line(const Anchor&, double tpot_factor, double ttft_factor);
 /// How often, in measured runs of which one or both were held out, a prediction found the better of
 /// two: of two layouts, and of each two of these GPUs (as in hardware/gpus) and engines; rows of
 /// "contrasts" in hardware/accuracy.json, with "regret" of layouts. Empty where that file does not

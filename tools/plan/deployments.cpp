@@ -13,6 +13,7 @@
 #include "hardware/shipped.hpp"
 #include "models/context_parallel.hpp"
 #include "sim/engines/serving_engine.hpp"
+#include "sim/experiment/pools.hpp"
 #include "traces/gating/presets.hpp"
 
 namespace moesim {
@@ -345,17 +346,7 @@ std::vector<PlannedDeployment> with_sequences(const PlannedDeployment& planned, 
 namespace {
 
 std::string group_text(const PlannedGroup& group) {
-  const ParallelPlan& plan = group.parallel;
-  std::string text;
-  const auto add = [&](const char* name, int value) {
-    if (value > 1) text += fmt::format("{}{}{}", text.empty() ? "" : " ", name, value);
-  };
-  add("tp", plan.tp), add("pcp", plan.pcp), add("dcp", plan.dcp), add("dp", plan.dp);
-  if (!plan.afd()) add("ep", plan.ep);
-  add("pp", plan.pp);
-  if (text.empty()) text = "tp1";
-  if (plan.afd()) text += fmt::format(" ffn{}", plan.ffn_gpus);
-  return group.instances > 1 ? fmt::format("{} x {}", group.instances, text) : text;
+  return layout_text(group.parallel, group.instances);
 }
 
 }  // namespace

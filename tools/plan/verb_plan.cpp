@@ -457,6 +457,14 @@ std::string question_text(const PlanOptions& options, const ServingQuestion& que
          "\n\n";
 }
 
+// What corrects the first deployment: empty without an anchor.
+std::string anchored_text(const Asked& asked, const SloRun& first) {
+  if (!first.config.contains("anchor")) return "";
+  const ExperimentSpec spec = read_spec({first.config, asked.config_file()});
+  const PoolSpec& pool = spec.pools.back();
+  return anchor_line(*pool.anchor, pool.anchored_tpot, pool.anchored_tpot * pool.anchored_ttft);
+}
+
 int say(const PlanOptions& options, const ServingQuestion& question, const Asked& asked,
         const Plan& plan) {
   const bool met = !plan.best.empty();
@@ -494,6 +502,7 @@ int say(const PlanOptions& options, const ServingQuestion& question, const Asked
     print(json.dump(1) + "\n");
   } else {
     print(text + effort_text(plan) + "\n" + written_text(asked, page));
+    print(anchored_text(asked, first));
     print(trust_line(first.report, first.config));
     // Last, so that the commands can be copied to the end.
     if (!options.launch.empty())
@@ -663,6 +672,7 @@ int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPl
           fmt::format("{} shapes, of which {} fit in memory; {} runs\n", plan.shapes, plan.fit,
                       plan.runs) +
           written_text(asked, page));
+    print(anchored_text(asked, first));
     print(trust_line(first.report, first.config));
     if (!options.launch.empty())
       print("\n" + launch_text(options.launch, read_spec({first.config, asked.config_file()})));

@@ -80,7 +80,8 @@ std::string session_name(const SessionTurn& turn) {
 }
 
 std::string requests_csv(const std::vector<RequestRecord>& requests,
-                         std::span<const RequestClass> classes, std::int64_t shared_prefix) {
+                         std::span<const RequestClass> classes, std::int64_t max_model_len,
+                         std::int64_t shared_prefix) {
   const bool sessions = !requests.empty() && requests.front().turn;
   std::string csv =
       "request,arrival_s,instance,rank,state,prompt_tokens,output_tokens,generated_tokens,ttft_ms,"
@@ -95,17 +96,20 @@ std::string requests_csv(const std::vector<RequestRecord>& requests,
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const RequestRecord& r = requests[i];
     const bool finished = r.state == RequestRecord::State::finished;
+    const bool too_long = r.state == RequestRecord::State::rejected && max_model_len > 0 &&
+                          std::int64_t{r.prompt_tokens} + r.output_tokens > max_model_len;
     const auto length = [&](Time begin, Time end, std::int32_t tokens) {
       const double seconds = to_seconds(end - begin).count();
       return finished && tokens > 0 ? ms(seconds / tokens) : "";
     };
-    csv += fmt::format("{},{:.9f},{},{},{},{},{},{},{},{},{},{},{},{},{}", i,
-                       to_seconds(r.arrival).count(), r.instance, r.rank,
-                       states[static_cast<std::size_t>(r.state)], r.prompt_tokens, r.output_tokens,
-                       r.generated, length(r.arrival, r.first_token, 1),
-                       length(r.first_token, r.last_token, r.output_tokens - 1),
-                       length(r.arrival, r.last_token, 1), r.preemptions, r.cached_tokens,
-                       decision_cells(r.routing), prefill_cells(r));
+    csv += fmt::format(
+        "{},{:.9f},{},{},{},{},{},{},{},{},{},{},{},{},{}", i, to_seconds(r.arrival).count(),
+        r.instance, r.rank,
+        too_long ? "rejected: exceeds_max_model_len" : states[static_cast<std::size_t>(r.state)],
+        r.prompt_tokens, r.output_tokens, r.generated, length(r.arrival, r.first_token, 1),
+        length(r.first_token, r.last_token, r.output_tokens - 1),
+        length(r.arrival, r.last_token, 1), r.preemptions, r.cached_tokens,
+        decision_cells(r.routing), prefill_cells(r));
     if (r.turn) csv += fmt::format(",{},{}", session_name(*r.turn), r.turn->turn);
     if (shared_prefix > 0) csv += fmt::format(",{}", shared_prefix);
     if (!classes.empty()) csv += "," + csv_cell(classes[r.of_class].name);

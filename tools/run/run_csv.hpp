@@ -37,8 +37,9 @@ class StepsCsv : public RunObserver {
 /// those with two output tokens and more. Turns of sessions have two columns more, which session
 /// and which turn of it, both from 0: with these the file can be replayed. A third says how many
 /// tokens all first prompts begin alike with (SessionRules::shared_prefix), if any. Where requests
-/// have classes, a last column names that of each. Units as above.
+/// have classes, a last column names that of each. Units as above. A request is rejected as longer
+/// than `max_model_len` tokens (0: no limit), or as larger than the KV cache.
 std::string requests_csv(const std::vector<RequestRecord>&, std::span<const RequestClass>,
-                         std::int64_t shared_prefix = 0);
+                         std::int64_t max_model_len, std::int64_t shared_prefix = 0);
 
 }  // namespace moesim

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <tbb/global_control.h>
@@ -408,17 +409,6 @@ std::string pool_text(const PoolStats& pool, const Deployment& e) {
   return text;
 }
 
-// Whose measured runs times were corrected by.
-std::string anchored_text(const Report& report) {
-  if (!report.anchored) return "";
-  const AnchorStats& anchor = *report.anchored;
-  return wrapped(fmt::format("anchored by {} measured runs of {}: TPOT x {:.3f}, TTFT x {:.3f}; "
-                             "leave-one-out error of TPOT {:.1f} %",
-                             anchor.runs, anchor.deployment, anchor.tpot_factor, anchor.ttft_factor,
-                             100 * anchor.leave_one_out_error)) +
-         "\n";
-}
-
 // How much of the prompts stood in the KV cache already.
 std::string prefixes_of(const KvStats& kv) {
   if (!kv.prefix_caching) return "";
@@ -490,16 +480,41 @@ std::string energy_of(const Report& report) {
   return text;
 }
 
-std::string summary(const Report& report, const Deployment& e) {
+// Why requests were rejected.
+class Rejections : public RunObserver {
+ public:
+  explicit Rejections(const Deployment& e) : longest_(e.max_model_len) {}
+  void request_left(std::uint32_t, const RequestRecord& request) override {
+    if (request.state != RequestLife::State::rejected) return;
+    const std::int64_t tokens = std::int64_t{request.prompt_tokens} + request.output_tokens;
+    ++(longest_ > 0 && tokens > longest_ ? too_long_ : too_large_);
+  }
+  std::string text(std::int64_t blocks_per_rank) const {
+    std::vector<std::string> reasons;
+    if (too_long_ > 0)
+      reasons.push_back(fmt::format("{} longer than the context of {} tokens (max_model_len)",
+                                    too_long_, longest_));
+    if (too_large_ > 0)
+      reasons.push_back(fmt::format("{} in need of more KV blocks than the {} that a rank has",
+                                    too_large_, blocks_per_rank));
+    return fmt::format("{}", fmt::join(reasons, ", "));
+  }
+
+ private:
+  std::int64_t longest_, too_long_ = 0, too_large_ = 0;
+};
+
+std::string summary(const Report& report, const Deployment& e, const Rejections& rejections) {
   const Metrics& m = report.metrics;
+  const std::string reasons = rejections.text(report.pool.kv.blocks_per_rank);
   if (m.completed == 0 && m.timed_out) {
-    return fmt::format("no request finished: {} rejected{}\n", m.rejected, abandoned(m));
+    return fmt::format("no request finished: {} rejected{}\n", m.rejected, abandoned(m)) +
+           (reasons.empty() ? "" : "rejected: " + reasons + "\n");
   }
   if (m.completed == 0) {
-    return fmt::format(
-        "no request finished: {} of {} were rejected, because they need more KV blocks than the {} "
-        "that a rank has\n",
-        m.rejected, m.measured_requests, report.pool.kv.blocks_per_rank);
+    return wrapped(fmt::format("no request finished: {} of {} were rejected: {}", m.rejected,
+                               m.measured_requests, reasons)) +
+           "\n";
   }
   std::string text;
   if (e.cluster.gpu.tables == nullptr || e.expert_cluster().gpu.tables == nullptr)
@@ -511,10 +526,13 @@ std::string summary(const Report& report, const Deployment& e) {
       m.completed, m.rejected, abandoned(m), m.duration_s, m.total_token_throughput,
       m.output_throughput, m.tokens_per_s_per_gpu, m.request_throughput,
       state_of(report.measurement, m.tpot) + slo_of(report));
+  if (!reasons.empty()) text += "rejected: " + reasons + "\n";
   text += latency_table(m) + class_table(report, e) + step_table(report.pool) +
           pool_text(report.pool, e);
   text += sessions_of(report) + prefixes_of(report.pool.kv) + tiers_of(report.pool);
-  text += anchored_text(report) + groups_of(report) + events_of(report.pool);
+  if (report.anchored)
+    text += anchor_line(*e.anchor, report.anchored->tpot_factor, report.anchored->ttft_factor);
+  text += groups_of(report) + events_of(report.pool);
   text += energy_of(report);
   if (m.cost_per_million_output_tokens) {
     text += fmt::format("a million output tokens cost {} dollars\n",
@@ -620,15 +638,18 @@ class RunFiles {
     if (!options.steps.empty()) observers_.push_back(&steps_.emplace(options.steps));
     if (!options.events.empty()) observers_.push_back(&events_.emplace(options.events));
     if (!options.requests.empty()) observers_.push_back(&requests_);
+    observers_.push_back(&rejections_.emplace(experiment.decode()));
   }
   RunFiles(const RunFiles&) = delete;
 
   std::span<RunObserver* const> observers() const { return observers_; }
+  const Rejections& rejections() const { return *rejections_; }
   void finish(const Deployment& e) {
     const auto& sessions = e.workload.sessions;
     if (!options_.requests.empty())
-      write_file(options_.requests, requests_csv(requests_.requests(), e.classes,
-                                                 sessions ? sessions->rules.shared_prefix : 0));
+      write_file(options_.requests,
+                 requests_csv(requests_.requests(), e.classes, e.max_model_len,
+                              sessions ? sessions->rules.shared_prefix : 0));
     if (timeline_) timeline_->finish();
     if (steps_) steps_->finish();
     if (events_) events_->finish();
@@ -639,6 +660,7 @@ class RunFiles {
   std::optional<Timeline> timeline_;
   std::optional<StepsCsv> steps_;
   std::optional<EventLog> events_;
+  std::optional<Rejections> rejections_;
   RequestLog requests_;
   std::vector<RunObserver*> observers_;
 };
@@ -689,7 +711,7 @@ int run_experiment(const RunOptions& options) {
   log_speed(report, profile, wall.count());
   remarks.say(remark_on_recordings(recordings_of(experiment.decode()), report));
   OrderedJson document = report.document();
-  std::string text = summary(report, experiment.decode());
+  std::string text = summary(report, experiment.decode(), files.rejections());
   if (options.intervals) {
     const OrderedJson& intervals = document["intervals"] = intervals_of(config);
     if (report.metrics.completed > 0) text += bands_of(intervals);
