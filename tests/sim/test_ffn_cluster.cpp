@@ -94,6 +94,21 @@ TEST_CASE("tokens travel at the rate of the slower NIC, whichever side has it") 
   }
 }
 
+TEST_CASE("experts may be on a cluster whose nodes are of another size") {
+  const auto all = [](const char* attention, const char* experts, int dp, int ffn) {
+    return step_of(apart(cluster_of(attention), cluster_of(experts),
+                         {{"model", {{"experts", {{"count", 64}}}}},
+                          {"placement", {{"replication", 1}}},
+                          {"parallel", {{"dp", dp}, {"ep", ffn}, {"ffn_gpus", ffn}}}}));
+  };
+  for (const StepCost& cost : {all("h200x64.json", "tpu_v7x64.json", 64, 64),
+                               all("tpu_v7x64.json", "h100x32.json", 64, 32),
+                               all("h100x16.json", "h200x64.json", 16, 64)}) {
+    CHECK(cost.dispatch.time > Seconds{});
+    CHECK(cost.dispatch.nvlink.value() == 0);  // no NVLink joins the sides
+  }
+}
+
 TEST_CASE("memory is that of the side's own GPU") {
   const Json large = cluster_of(h100, {{"hbm_capacity", "200 GB"}});
   const Deployment mixed = test::load(apart(cluster_of(h100), large)).decode();

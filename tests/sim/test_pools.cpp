@@ -341,6 +341,33 @@ TEST_CASE("each pool may have a cluster of its own, and computes as it does on t
   CHECK(run(load(config)).document()["metrics"].dump() == report["metrics"].dump());
 }
 
+TEST_CASE("pools may be on any two shipped clusters, and KV caches find their way") {
+  std::vector<std::string> clusters;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(test::source_dir() / "hardware/clusters"))
+    clusters.push_back(entry.path().string());
+  int pairs = 0;
+  for (const std::string& prefill : clusters) {
+    for (const std::string& decode : clusters) {
+      if (prefill == decode) continue;
+      INFO(prefill << " " << decode);
+      const ClusterSpec wide = read_cluster(ConfigNode::from_file(decode));
+      const int tp = std::min(16, wide.gpus());  // more than some clusters for prefill have
+      Json json = apart(
+          {{"model", {{"attention", {{"query_heads", 16}}}}},
+           {"placement", {{"replication", 1}}},
+           {"pools",
+            {{"prefill", {{"cluster", prefill}, {"parallel", {{"dp", 1}, {"tp", 8}, {"ep", 8}}}}},
+             {"decode",
+              {{"cluster", decode}, {"parallel", {{"dp", 1}, {"tp", tp}, {"ep", tp}}}}}}}});
+      const Experiment e = load(json);
+      CHECK(kv_transfer(e, 2000).all > Seconds{});
+      ++pairs;
+    }
+  }
+  CHECK(pairs >= 462);
+}
+
 TEST_CASE("a name and a path of one file are one cluster") {
   const auto named = [](const char* prefill, const char* decode) {
     return load(apart(

@@ -48,6 +48,13 @@ TEST_CASE("a charge of a step moves the time per output token by its share of th
   CHECK_FALSE(sensitivity_text(s).empty());
 }
 
+TEST_CASE("a metric that no request has is refused with the reason") {
+  const Experiment nobody_waits = test::load_tiny({{"workload", {{"timeout", "1 us"}}}});
+  CHECK_THAT(test::config_error([&] { answer({nobody_waits}, metric("median_tpot_ms")); }),
+             Catch::Matchers::Contains("a run has no median_tpot_ms, as none of its") &&
+                 Catch::Matchers::Contains("measured requests finished"));
+}
+
 TEST_CASE("constants turn a ranking, and come first") {
   // With one sequence a step costs 10 ms in one deployment, and 11 ms in the other.
   const std::vector<Experiment> two{alone({{"per_sequence", "10 ms"}}),

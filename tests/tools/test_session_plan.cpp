@@ -2,8 +2,12 @@
 // Does plan measure sessions as it says, and find the most that keep their limits?
 #include <cmath>
 
+#include <fmt/format.h>
+
+#include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tools/plan/session_plan.hpp"
+#include "tools/run/run_csv.hpp"
 #include "tools/sweep/axes.hpp"
 
 namespace moesim::test_session_plan {
@@ -75,6 +79,70 @@ TEST_CASE("the means of turns are those of the sessions by hand") {
   CHECK(means.turns == Approx(4));
   // Three pauses of 2 s in four turns.
   CHECK(means.gap == Approx(1.5));
+}
+
+TEST_CASE("sessions that reach the longest context, and turns beyond it, are counted and told") {
+  Json config = with_sessions(four_turns(), 64, 4096);
+  CHECK(too_long_text(turn_means(load(config)), load(config).decode()).empty());
+  // 1,000 and 1,300 fit with their outputs, 1,600 does not: every session ends after two turns.
+  config["max_model_len"] = 1500;
+  const Experiment two = load(config);
+  const TurnMeans means = turn_means(two);
+  CHECK(means.turns == Approx(2));
+  CHECK(means.prompt == Approx(1150));
+  CHECK(means.rejected == 0);
+  CHECK(means.too_long >= means.sessions - 64);
+  CHECK(std::abs(means.sessions - means.served / 2) <= 64);
+  CHECK_THAT(too_long_text(means, two.decode()),
+             Catch::Matchers::Contains(fmt::format("Of {} sampled sessions {} reach 1500 tokens",
+                                                   means.sessions, means.too_long)) &&
+                 Catch::Matchers::Contains("end there"));
+  // Half of the first prompts are above the median, and too long.
+  config["workload"]["sessions"]["first"] = {{"median", 1400}, {"sigma", 1}};
+  const Experiment half = load(config);
+  const TurnMeans of_half = turn_means(half);
+  CHECK(double(of_half.rejected) / double(of_half.sessions) == Approx(.5).margin(.05));
+  CHECK_THAT(too_long_text(of_half, half.decode()),
+             Catch::Matchers::Contains(
+                 fmt::format("{} are rejected: the model takes 1500", of_half.rejected)));
+  config["workload"]["sessions"]["first"] = 1501;
+  const TurnMeans none = turn_means(load(config));
+  CHECK(none.served == 0);
+  CHECK(none.rejected == 4096);
+}
+
+TEST_CASE("a run says how many sessions reached the longest context") {
+  Json config = with_sessions(four_turns(), 8, 200);
+  CHECK(!run(load(config)).document()["sessions"].contains("too_long"));
+  config["max_model_len"] = 1500;
+  const OrderedJson sessions = run(load(config)).document()["sessions"];
+  CHECK(sessions["too_long"].get<int>() >= sessions["finished"].get<int>());
+  CHECK(sessions["finished"].get<int>() > 80);
+}
+
+TEST_CASE("requests that a run wrote are replayed with their classes and their hits") {
+  Json sessions = four_turns();
+  sessions["shared_prefix"] = 300;
+  Json config = with_sessions(sessions, 1, 40);
+  const auto hits_of = [](const test::Served& run) {
+    std::vector<std::pair<std::uint32_t, std::int32_t>> hits;
+    for (const RequestRecord& request : run.requests)
+      hits.emplace_back(request.of_class, request.cached_tokens);
+    return hits;
+  };
+  config["workload"]["classes"] = {{{"name", "a,b"}, {"share", .5}},
+                                   {{"name", "=1+1"}, {"share", .3}},
+                                   {{"name", " x "}, {"share", .2}}};
+  const Experiment drawn = load(config);
+  const test::Served first = test::serve(drawn);
+  const test::TemporaryFile file("requests.csv",
+                                 requests_csv(first.requests, drawn.decode().classes, 300));
+  config["workload"]["sessions"] = {
+      {"type", "recorded"}, {"file", file.path().string()}, {"reuse_output", true}};
+  for (Json& of_class : config["workload"]["classes"]) of_class.erase("share");
+  const test::Served again = test::serve(load(config));
+  CHECK(hits_of(again) == hits_of(first));
+  CHECK(first.requests.at(4).cached_tokens > 0);  // of the second session's first turn
 }
 
 TEST_CASE("a ladder of sessions has whole numbers, each no nearer to the next than it is asked") {

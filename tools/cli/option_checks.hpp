@@ -20,6 +20,19 @@ inline auto at_least_one() {
   };
 }
 
+/// A check of an option that is a seed: what the key "seed" takes.
+inline auto a_seed() {
+  return [](const std::string& text) -> std::string {
+    constexpr long long most = 9'000'000'000'000'000;
+    long long seed = 0;
+    const char* const end = text.data() + text.size();
+    const auto [last, error] = std::from_chars(text.data(), end, seed);
+    return error == std::errc() && last == end && seed >= 0 && seed <= most
+               ? ""
+               : fmt::format("\"{}\" is no seed; expected a whole number from 0 to {}", text, most);
+  };
+}
+
 /// A check of an option that is a number within limits: CLI11's own takes nan for one.
 inline CLI::Validator a_number(double least, double most) {
   const auto check = [=](const std::string& text) -> std::string {

@@ -11,6 +11,7 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/plan/session_plan.hpp"
 
 namespace moesim {
 
@@ -112,7 +113,8 @@ std::string text_of(const Experiment& experiment, bool precision_given) {
              gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
              gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights), gb(e.memory.kv),
              e.memory.kv_blocks, e.kv_layout.block_tokens, stripes_text(e.parallel)) +
-         ffn_text(e) + decode_cut_text(e.parallel) + tiers_of(e) + roles_text(experiment);
+         ffn_text(e) + decode_cut_text(e.parallel) + tiers_of(e) + roles_text(experiment) +
+         (e.workload.sessions ? too_long_text(turn_means(experiment), e) : "");
 }
 
 }  // namespace

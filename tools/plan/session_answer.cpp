@@ -112,7 +112,8 @@ std::string tier_text(const SessionPlanned& plan, const std::string& host_memory
 
 std::string session_answer(const SessionPlanned& plan, int gpus, const std::string& host_memory) {
   const bool met = !plan.best.empty();
-  std::string text = table_of_sessions(plan, gpus);
+  std::string text =
+      (plan.too_long.empty() ? "" : plan.too_long + "\n") + table_of_sessions(plan, gpus);
   if (!met) return text;
   text += "\n" +
           wrapped(
@@ -134,7 +135,12 @@ OrderedJson session_json(const SessionPlanned& plan, int gpus) {
                      {"computed_tokens", means.computed},
                      {"output_tokens", means.output},
                      {"gap_s", means.gap},
-                     {"turns_per_session", means.turns}}}};
+                     {"turns_per_session", means.turns}}},
+                   {"sampled",
+                    {{"sessions", means.sessions},
+                     {"sessions_too_long", means.too_long},
+                     {"turns", means.served + means.rejected},
+                     {"turns_rejected", means.rejected}}}};
   json["best"] = OrderedJson::array();
   for (const SloRun& run : plan.best) json["best"].push_back(json_of(run, gpus));
   if (!plan.nearest.empty()) json["nearest"] = json_of(plan.nearest.front(), gpus);

@@ -15,6 +15,7 @@
 #include <tbb/task_arena.h>
 
 #include "sim/serving/typical_step.hpp"
+#include "tools/cli/output.hpp"
 #include "tools/plan/stages.hpp"
 #include "tools/sweep/nearest_refusal.hpp"
 #include "traces/requests/arrivals.hpp"
@@ -95,25 +96,60 @@ TurnMeans turn_means(const Experiment& experiment) {
   TurnMeans means;
   std::int64_t turns = 0;
   Time last{};
-  for (; turns < sampled_turns; ++turns) {
+  const std::int64_t longest = e.max_model_len;
+  for (std::int64_t asked = 0; asked < sampled_turns; ++asked) {
     const auto next = source->next();
     if (!next) break;
+    const std::int64_t tokens =
+        std::int64_t{next->request.prompt_tokens} + next->request.output_tokens;
+    if (longest > 0 && tokens > longest) {
+      ++means.rejected;
+      source->completed(asked, Outcome::rejected, next->arrival);
+      continue;
+    }
+    ++turns;
     means.prompt += next->request.prompt_tokens;
     means.output += next->request.output_tokens;
     means.computed += next->request.prompt_tokens - next->request.turn->known_tokens;
     last = next->arrival;
-    source->completed(turns, Outcome::finished, next->arrival);
+    source->completed(asked, Outcome::finished, next->arrival);
   }
-  if (turns == 0) throw ConfigError("--sessions: there is no turn");
-  for (double* mean : {&means.prompt, &means.output, &means.computed}) *mean /= double(turns);
+  means.served = turns;
+  const double served = std::max(1.0, double(turns));
+  for (double* mean : {&means.prompt, &means.output, &means.computed}) *mean /= served;
   double ended = 0;
-  for (const SessionLife& life : source->sessions())
+  for (const SessionLife& life : source->sessions()) {
     ended += life.state == SessionLife::State::finished ? 1 : 0;
+    means.too_long += life.too_long > 0 ? 1 : 0;
+  }
+  means.sessions = std::ssize(source->sessions());
   const auto lanes = static_cast<double>(e.workload.arrivals->in_flight(e.ranks()));
-  means.gap = to_seconds(last - Time{}).count() * lanes / double(turns);
+  means.gap = to_seconds(last - Time{}).count() * lanes / served;
   // Of those that are open half is over in the mean.
   means.turns = double(turns) / std::max(1.0, (ended + double(source->sessions().size())) / 2);
   return means;
+}
+
+std::string too_long_text(const TurnMeans& means, const Deployment& e) {
+  std::string text;
+  if (means.too_long > 0) {
+    const SessionRules& rules = e.workload.sessions->rules;
+    using TooLong = SessionRules::TooLong;
+    text = fmt::format(
+        "Of {} sampled sessions {} reach {} tokens of a prompt and its output{}, and {}.",
+        means.sessions, means.too_long, rules.max_context.value_or(0),
+        rules.max_context == e.max_model_len ? ", the most that the model takes" : "",
+        rules.too_long == TooLong::end    ? "end there"
+        : rules.too_long == TooLong::drop ? "leave the longer turns out"
+                                          : "go on compacted");
+  }
+  if (means.rejected > 0)
+    text += fmt::format(
+        "{}Of {} sampled turns {} are rejected: the model takes {} tokens of a prompt and its "
+        "output.",
+        text.empty() ? "" : " ", means.served + means.rejected, means.rejected, e.max_model_len);
+  if (text.empty()) return "";
+  return wrapped(text + " The key \"max_model_len\" allows more.") + "\n";
 }
 
 // A rank with b turns in decode passes one turn in n f + (o - 1) d(b) / b seconds, f those of its
@@ -309,8 +345,13 @@ class SessionSearch {
       Json from_the_first = places[i];
       from_the_first["workload"]["sessions"]["start_at"] = "first_turn";
       try {
-        planned_.means = turn_means(load(from_the_first));
-        return;
+        const Experiment experiment = load(from_the_first);
+        planned_.means = turn_means(experiment);
+        planned_.too_long = too_long_text(planned_.means, experiment.decode());
+        if (planned_.means.served > 0) return;
+        throw ConfigError(
+            fmt::format("--sessions: no turn is served: all exceed {} tokens (max_model_len)",
+                        experiment.decode().max_model_len));
       } catch (const ConfigError& error) {
         refused.add(i, error);
       }

@@ -15,10 +15,17 @@ struct TurnMeans {
   double computed = 0;            ///< tokens of a prompt that no earlier request has computed
   double gap = 0;                 ///< s from a reply to the next request of the lane
   double turns = 0;               ///< of a session
+  /// How many turns were looked at, and how many more were rejected, as no request may be so long.
+  std::int64_t served = 0, rejected = 0;
+  /// Sessions, and those that reached SessionRules::max_context.
+  std::int64_t sessions = 0, too_long = 0;
 };
 
 /// Turns of the experiment's own sessions, its clients' first sessions from their first turn.
 TurnMeans turn_means(const Experiment&);
+/// Says of sessions and turns that are too long how many there are and what becomes of them; ""
+/// where there are none.
+std::string too_long_text(const TurnMeans&, const Deployment&);
 
 /// How many sessions an experiment may serve at a time, by the price of a few of its steps, by what
 /// stands in its KV cache and by the TPOT of its SLO. Good for an order of deployments: ranks that
@@ -52,6 +59,7 @@ struct SessionPlanSearch {
 
 struct SessionPlanned {
   TurnMeans means;
+  std::string too_long;  ///< too_long_text()
   /// Of each shape one, most sessions first, at most three. The first bears its load under three
   /// seeds.
   std::vector<SloRun> best;

@@ -661,10 +661,16 @@ int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPl
     spdlog::warn("no page: {}", error.what());
     page = false;
   }
-  if (!met)
-    spdlog::error("no deployment meets the limits; the nearest, with {}: {}, met by {}, {}",
+  if (!met) {
+    const Json* rejected = find_value(first.report, "/metrics/rejected");
+    const bool some = rejected != nullptr && rejected->get<double>() > 0;
+    spdlog::error("no deployment meets the limits; the nearest, with {}: {}, met by {}, {}{}",
                   first.rate, latencies_text(first), percent(first.trial.attainment),
-                  state_of(first));
+                  state_of(first),
+                  some ? fmt::format("; {} turns were rejected, and so missed the limits",
+                                     rejected->get<std::int64_t>())
+                       : "");
+  }
   if (options.json) {
     print(session_json(plan, gpus).dump(1) + "\n");
   } else {
@@ -802,8 +808,10 @@ void add_hardware(CLI::App& command, PlanOptions& options) {
 void add_load(CLI::App& command, PlanOptions& options) {
   ServingQuestion& question = options.question;
   add_length_options(command, options.prompt, options.generated);
-  command.add_option("--sessions", options.sessions,
-                     "sessions instead of --isl and --osl: chat, coding, codex, or a session file");
+  command
+      .add_option("--sessions", options.sessions,
+                  "sessions instead of --isl and --osl: chat, coding, codex, or a session file")
+      ->excludes(command.get_option("--isl"), command.get_option("--osl"));
   command.add_option("--ttft", question.ttft, "limit of the time to the first token, e.g. 1s");
   command.add_option("--tpot", question.tpot, "limit of the time per output token, e.g. 50ms");
   options.session_limits.add_to(command);
@@ -843,6 +851,7 @@ void add_answer(CLI::App& command, PlanOptions& options) {
                   "dollars per GPU and hour (default: that of the GPU's file)")
       ->check(a_number(0, 1e6));
   command.add_option("--seed", question.seed, "seed of arrivals and synthetic routing")
+      ->check(a_seed())
       ->capture_default_str();
   command
       .add_option("--layouts", options.layouts,

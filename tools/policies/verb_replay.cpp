@@ -277,7 +277,7 @@ Action setup_replay(CLI::App& command) {
                   "with --fit-workloads: batches from requests of these tags alone (all others)")
       ->delimiter(',');
   add_scoring(command, *options);
-  command.add_option("--seed", config.seed, "seed of the sampled batches (1)");
+  command.add_option("--seed", config.seed, "seed of the sampled batches (1)")->check(a_seed());
   command.add_option("--csv", options->csv, "write every row, named as in JSON, to this file");
   auto* json = command.add_flag("--json", options->json, "print JSON instead of a table");
   command

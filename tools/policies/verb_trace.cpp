@@ -6,6 +6,7 @@
 #include "hardware/parse_json.hpp"
 #include "models/moe_model.hpp"
 #include "tools/cli/named_files.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
@@ -233,7 +234,8 @@ Action setup_trace(CLI::App& command) {
   look->add_option("--id-block", info->id_block,
                    "tokens of a block of sessions, and of one of their hash_ids (default: 512)")
       ->check(CLI::Range(1, 1 << 20));
-  look->add_option("--seed", info->seed, "seed of the sampled batches (default: 1)");
+  look->add_option("--seed", info->seed, "seed of the sampled batches (default: 1)")
+      ->check(a_seed());
   look->add_flag("--json", info->json, "print JSON instead of tables");
   look->callback([info, chosen] {
     *chosen = [info] {
@@ -255,7 +257,7 @@ Action setup_trace(CLI::App& command) {
   make->add_option("--gating", made->gating,
                    "name or JSON, e.g. '{\"type\": \"topical\", \"requests\": 64}'")
       ->required();
-  make->add_option("--seed", made->seed, "(default: 1)");
+  make->add_option("--seed", made->seed, "(default: 1)")->check(a_seed());
   make->add_option("-o,--output", made->output, "directory to write")->required();
   make->callback([made, chosen] {
     *chosen = [made] {

@@ -158,7 +158,12 @@ void add_api_server(std::vector<PriceConstant>& constants) {
 }
 
 double metric_of(const Experiment& experiment, const Metric& metric) {
-  const std::optional<double> value = metric.value(run(experiment));
+  const Report report = run(experiment);
+  const std::optional<double> value = metric.value(report);
+  if (!value && report.metrics.completed == 0)
+    throw ConfigError(fmt::format(
+        "--of: a run has no {}, as none of its {} measured requests finished; send more requests",
+        metric.name, report.metrics.measured_requests));
   if (!value) {
     throw ConfigError(fmt::format(
         "--of: a run has no {}; choose a metric that all deployments have", metric.name));
