@@ -38,9 +38,18 @@ struct Interval {
 /// it, or points of a sibling GPU carried over. By a roofline: constants fitted on work like it,
 /// constants fitted on this GPU but on smaller work or other precisions, or constants that were
 /// never measured on this GPU.
-enum class Evidence { calibrated, extrapolated, unmeasured, measured, interpolated, carried_over };
-inline constexpr std::array<std::string_view, 6> evidence_names{
-    "calibrated", "extrapolated", "unmeasured", "measured", "interpolated", "carried_over"};
+enum class Evidence {
+  calibrated,
+  extrapolated,
+  unmeasured,
+  measured,
+  interpolated,
+  carried_over,
+  charged
+};
+inline constexpr std::array<std::string_view, 7> evidence_names{
+    "calibrated",   "extrapolated", "unmeasured", "measured",
+    "interpolated", "carried_over", "charged"};
 
 /// The measurements that constants were fitted on. A prediction for more bytes or flops than any of
 /// them is an extrapolation.

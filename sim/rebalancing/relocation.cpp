@@ -9,9 +9,15 @@ namespace moesim {
 
 namespace {
 
-void charge(StepCost& step, Resource bound, Seconds time) {
-  step.parts[at(Part::rebalancing)][at(bound)] += time.count();
+// Constants of links were fitted on exchanges in which every GPU sends.
+constexpr Evidence moved = Evidence::extrapolated;
+
+void charge(StepCost& step, Resource bound, Evidence evidence, Seconds time) {
+  moesim::charge(step, Part::rebalancing, {time, bound, {}, evidence});
   step.total += time;
+  if (!step.afd) return;
+  step.afd->total += time;
+  step.afd->stalls += time;
 }
 
 // Seconds of a step in which a link that bounds a transfer was what its own communication waited
@@ -89,7 +95,7 @@ void Relocation::beside(StepCost& step) {
     const double part = arrives ? layers_.front().left / progress : rest;
     rest -= part;
     log_.slowdown += extra * part;
-    charge(step, link, extra * part);
+    charge(step, link, moved, extra * part);
     if (!arrives) {
       layers_.front().left -= progress * part;
       return;
@@ -100,11 +106,11 @@ void Relocation::beside(StepCost& step) {
 
 void Relocation::stall(StepCost& step) {
   if (!synchronous_ || !busy()) return;
-  charge(step, Resource::launch, planning_);
+  charge(step, Resource::launch, Evidence::charged, planning_);
   log_.stalled += planning_;
   planning_ = {};
   for (std::size_t i = 0; i < chunk_ && !layers_.empty(); ++i) {
-    charge(step, layers_.front().cost.bound, layers_.front().cost.time);
+    charge(step, layers_.front().cost.bound, moved, layers_.front().cost.time);
     log_.stalled += layers_.front().cost.time;
     front_arrives();
   }

@@ -211,7 +211,7 @@ void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) c
   if (!cost.samples.empty()) {
     ++kind.experts.steps_by_samples[cost.samples];
   } else {
-    add_layers(kind.experts, totals, {cost.layers, cost.tokens_of_expert}, 1, now);
+    add_layers(kind.experts, totals, {cost.layers, cost.tokens_of_expert, cost.passes}, 1, now);
   }
 }
 
@@ -284,9 +284,11 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const LayersDone
     totals.mean_tokens += sums.mean() * times;
     totals.cv += sums.variation() * times;
     totals.active_experts += outcome.active_experts * times;
-    totals.uniformly_active += uniformly_active(model.experts, model.experts_per_token,
-                                                selections / model.experts_per_token) *
-                               times;
+    totals.uniformly_active +=
+        done.passes *
+        uniformly_active(model.experts, model.experts_per_token,
+                         selections / model.experts_per_token / done.passes) *
+        times;
     totals.useful_rows += static_cast<double>(outcome.useful_rows) * times;
     totals.padded_rows += static_cast<double>(outcome.padded_rows) * times;
     add_shared_rows(outcome, times, totals);
@@ -351,7 +353,8 @@ Totals Measurement::finish(Time now, Window window) {
         std::ranges::transform(tokens_of_expert, sample->tokens_of_expert(),
                                tokens_of_expert.begin(), std::plus());
       }
-      add_layers(kind.experts, totals, {layers, tokens_of_expert}, steps, std::nullopt);
+      add_layers(kind.experts, totals, {layers, tokens_of_expert, static_cast<int>(samples.size())},
+                 steps, std::nullopt);
     }
   }
   return totals;

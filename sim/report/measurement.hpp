@@ -36,7 +36,7 @@ struct ExpertTotals {
   double max_tokens = 0, mean_tokens = 0;
   double cv = 0;                ///< of tokens over ranks, summed over (layer, step)
   double active_experts = 0;    ///< logical
-  double uniformly_active = 0;  ///< as many tokens under uniform routing
+  double uniformly_active = 0;  ///< as many tokens, in as many micro-batches, under uniform routing
   double useful_rows = 0, padded_rows = 0;
   double max_rows = 0, mean_rows = 0;  ///< of EP ranks, with a shared expert that is a slot
   double step_copies = 0, step_copy_bytes = 0;  ///< brought for one layer of one step
@@ -171,6 +171,7 @@ class Measurement {
   struct LayersDone {
     std::span<const LayerOutcome> layers;
     std::span<const std::int32_t> tokens_of_expert;
+    int passes = 1;  // over which they are sums
   };
   void add_layers(ExpertTotals& totals, Totals& all, const LayersDone& done, std::int64_t steps,
                   std::optional<Time> now) const;

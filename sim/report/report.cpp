@@ -705,7 +705,10 @@ const std::vector<Field<BreakdownStats>>& fields_of(const BreakdownStats*) {
           .add_if_any("interpolated_share", &S::interpolated_share,
                       "time of kernels between points of a table", "share of time")
           .add_if_any("carried_over_share", &S::carried_over_share,
-                      "time of kernels that a table of another GPU measured", "share of time");
+                      "time of kernels that a table of another GPU measured", "share of time")
+          .add_if_any("charged_share", &S::charged_share,
+                      "time of no kernel, as \"charges\" say: gaps, the host, token routing",
+                      "share of time");
   return rows;
 }
 

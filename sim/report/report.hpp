@@ -298,7 +298,7 @@ struct BreakdownStats {
   double barrier_idle_share = 0;
   std::vector<double> barrier_idle_seconds_per_gpu;
   double exposed_communication_share = 0;
-  std::optional<double> measured_share, interpolated_share, carried_over_share;
+  std::optional<double> measured_share, interpolated_share, carried_over_share, charged_share;
 };
 
 struct RoutingChargeStats {

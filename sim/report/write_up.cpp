@@ -535,7 +535,7 @@ BreakdownStats breakdown_of(const Totals& totals) {
   const Seconds exposed = totals.dispatch.time + totals.combine.time + totals.all_reduce.time -
                           totals.dispatch.hidden - totals.combine.hidden - totals.all_reduce.hidden;
   breakdown.exposed_communication_share = ratio(exposed.count(), busy);
-  // Only kernels that tables priced have these grounds.
+  // Only kernels that tables priced have these grounds, and what no kernel takes the last.
   const auto share_if_any = [&](Evidence evidence) {
     const bool any = by_ground[at(evidence)] > 0;
     return any ? std::optional(share_of(evidence)) : std::nullopt;
@@ -543,6 +543,7 @@ BreakdownStats breakdown_of(const Totals& totals) {
   breakdown.measured_share = share_if_any(Evidence::measured);
   breakdown.interpolated_share = share_if_any(Evidence::interpolated);
   breakdown.carried_over_share = share_if_any(Evidence::carried_over);
+  breakdown.charged_share = share_if_any(Evidence::charged);
   return breakdown;
 }
 
@@ -620,6 +621,8 @@ AfdStats afd_of(const Deployment& e, const Totals& totals) {
     stats.critical_path.emplace_back(afd_stage_names[stage],
                                      ratio(totals.afd.critical[stage].count(), busy));
   }
+  if (totals.afd.stalls > Seconds{})
+    stats.critical_path.emplace_back("rebalancing", ratio(totals.afd.stalls.count(), busy));
   stats.ffn_memory.kv_bytes = 0;  // what is left there holds no KV cache
   return stats;
 }

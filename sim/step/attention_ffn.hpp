@@ -42,13 +42,16 @@ struct AfdTimes {
   Seconds total{};
   /// What each stage works; the rest of `total` it is idle.
   std::array<Seconds, 4> busy{};
-  /// What each stage has of the critical path: the sum is `total`.
+  /// What each stage has of the critical path; with `stalls` the sum is `total`.
   std::array<Seconds, 4> critical{};
+  /// Between steps, while experts move and no stage works.
+  Seconds stalls{};
   Seconds busy_of(AfdStage stage) const { return busy[static_cast<std::size_t>(stage)]; }
   Seconds critical_of(AfdStage stage) const { return critical[static_cast<std::size_t>(stage)]; }
   /// What comes after the other.
   AfdTimes& operator+=(const AfdTimes& more) {
     total += more.total;
+    stalls += more.stalls;
     for (std::size_t stage = 0; stage < busy.size(); ++stage) {
       busy[stage] += more.busy[stage];
       critical[stage] += more.critical[stage];

@@ -91,14 +91,25 @@ void CriticalPath::barrier() {
   pending_.clear();
 }
 
-// What takes every rank's time without a kernel's work draws as a wait does.
 void CriticalPath::every_rank(std::string_view name, Part part, const Cost& cost,
                               double link_bytes) {
+  charge_every_rank(name, part, cost, link_bytes);
+  spend(false, cost.time);
+}
+
+// As a transfer that holds all SMs.
+void CriticalPath::alone(std::string_view name, Part part, const Cost& cost, double link_bytes) {
+  charge_every_rank(name, part, cost, link_bytes);
+  spend(true, cost.time, 1);
+}
+
+// What takes every rank's time without a kernel's work draws as a wait does.
+void CriticalPath::charge_every_rank(std::string_view name, Part part, const Cost& cost,
+                                     double link_bytes) {
   charge(cost_, part, cost);
   Cost explained = cost;
   if (gpu_.power && cost.draw <= Watts{}) explained.draw = gpu_.power->idle;
   explainer_.add(name, part, explained, link_bytes);
-  spend(false, cost.time);
 }
 
 void CriticalPath::collective(const Crossing& crossing) {

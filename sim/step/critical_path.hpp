@@ -68,8 +68,11 @@ class CriticalPath {
   void add(const RankCosts& ranks);
   /// All ranks wait for the slowest.
   void barrier();
-  /// Something that every GPU does for the same time, and nothing hides.
+  /// Something that every GPU does for the same time. Another micro-batch may be on the links
+  /// meanwhile.
   void every_rank(std::string_view name, Part part, const Cost& cost, double link_bytes = 0);
+  /// The same of something that nothing runs beside, of no micro-batch.
+  void alone(std::string_view name, Part part, const Cost& cost, double link_bytes = 0);
   /// A transfer that all ranks wait for. One that is still under way ends before it.
   void collective(const Crossing&);
   /// A transfer beside what is computed up to the next barrier, which it then must have reached.
@@ -90,6 +93,7 @@ class CriticalPath {
   };
 
   void find_slowest();
+  void charge_every_rank(std::string_view name, Part, const Cost&, double link_bytes);
   void finish_transfer(Seconds computed);
   void spend(bool on_link, Seconds time, double sms = 0);
 

@@ -90,8 +90,19 @@ void join_interleaved(StepCost& sum, const StepCost& other) {
       (crosses_links(part) ? on_links : computed) += std::accumulate(row.begin(), row.end(), 0.0);
     }
   }
+  // What is not of these parts has the GPU for itself, so `total` has all of it.
   const double total = interleaved_seconds(sum.segments, other.segments);
   const double exposed = on_links > 0 ? std::max(0.0, total - computed) / on_links : 0;
+  const auto hide = [&](Traffic& traffic, const Traffic& more, Part part) {
+    traffic += more;
+    for (const StepCost* half : {&std::as_const(sum), &other}) {
+      const auto& row = half->parts[row_of(part)];
+      traffic.hidden += Seconds(std::accumulate(row.begin(), row.end(), 0.0) * (1 - exposed));
+    }
+  };
+  hide(sum.dispatch, other.dispatch, Part::dispatch);
+  hide(sum.combine, other.combine, Part::combine);
+  hide(sum.all_reduce, other.all_reduce, Part::all_reduce);
   for (std::size_t part = 0; part < sum.parts.size(); ++part) {
     const bool link = crosses_links(part);
     for (std::size_t resource = 0; resource < sum.parts[part].size(); ++resource) {
@@ -105,14 +116,9 @@ void join_interleaved(StepCost& sum, const StepCost& other) {
       if (link) seconds *= exposed;
     }
   }
-  for (Traffic StepCost::*kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
-    Traffic& traffic = sum.*kind;
-    traffic += other.*kind;
-    traffic.hidden += (traffic.time - traffic.hidden) * (1 - exposed);
-  }
   add_micro_batch(sum, other);
   sum.total = Seconds(total);
-  sum.micro_batches = 2;
+  sum.micro_batches = sum.passes = 2;
 }
 
 namespace {
@@ -152,7 +158,7 @@ StepCost join_afd(std::span<const StepCost> micro_batches, const ParallelPlan& p
   }
   step.total = times.total;
   step.segments = {{false, step.total.count()}};
-  step.micro_batches = static_cast<int>(micro_batches.size());
+  step.micro_batches = step.passes = static_cast<int>(micro_batches.size());
   step.chain = {};
   step.afd = times;
   return step;
@@ -192,6 +198,7 @@ StepCost join_pipeline(std::span<const StepCost> micro_batches,
   }
   StepCost step = micro_batches.front();
   step.total = pipeline_period(stages, ways);
+  step.passes = static_cast<int>(micro_batches.size());
   for (const StepCost& other : micro_batches.subspan(1)) {
     add_micro_batch(step, other);
     add_traffic(step, other);

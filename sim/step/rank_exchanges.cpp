@@ -118,8 +118,10 @@ void RankExchanges::gather_logits(CriticalPath& path, const StepBatch& batch) co
   double sampled = 0;
   for (const RankStep& rank : batch.ranks) sampled = std::max(sampled, double(rank.sampled));
   const std::vector<double> slices(at(tp), 2.0 * sampled * shard_.model.vocabulary / tp);
+  // Logits are of the whole step: no other micro-batch computes meanwhile.
+  constexpr Occupancy all{.sms = 1};
   path.collective(
-      {"logits_all_gather", Part::other, fabric_.all_gather(slices), traffic_, ranks_alike_});
+      {"logits_all_gather", Part::other, fabric_.all_gather(slices), traffic_, ranks_alike_, all});
 }
 
 }  // namespace moesim

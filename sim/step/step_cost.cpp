@@ -175,6 +175,7 @@ void scale_times(StepCost& step, double factor) {
   for (Seconds& stage : step.stages) stage *= factor;
   if (!step.afd) return;
   step.afd->total *= factor;
+  step.afd->stalls *= factor;
   for (auto* times : {&step.afd->busy, &step.afd->critical})
     for (Seconds& seconds : *times) seconds *= factor;
 }

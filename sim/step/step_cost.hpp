@@ -184,6 +184,8 @@ struct StepCost {
   std::vector<Seconds> stages;
   /// Micro-batches that alternate within the step: 2 with two_batch, several with AFD.
   int micro_batches = 1;
+  /// Micro-batches over which `layers` are sums: these, or those of a pipeline.
+  int passes = 1;
   /// With AFD: of one micro-batch what it takes layer by layer; of a step how its micro-batches
   /// pass.
   AfdChain chain;

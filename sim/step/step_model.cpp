@@ -139,8 +139,8 @@ void rest_on_no_measurement(CollectiveCost& exchange) {
 void bring_copies(CriticalPath& path, const LayerOutcome& outcome) {
   if (outcome.step_copies == 0) return;
   const CollectiveCost& way = outcome.bringing;
-  path.every_rank("step_copies", Part::rebalancing, {way.time, way.bound, {}, way.evidence},
-                  (way.nvlink + way.network).value());
+  path.alone("step_copies", Part::rebalancing, {way.time, way.bound, {}, way.evidence},
+             (way.nvlink + way.network).value());
 }
 
 }  // namespace
@@ -617,7 +617,8 @@ void StepModel::sum_up(StepSample& sample) const {
     const auto number = at(spec_.plan.stage_of(l, layers));
     StepCost& stage = sample.stages[number];
     CriticalPath& path = paths[number];
-    path.every_rank("token_routing", Part::token_routing, {layer.routing, Resource::launch, {}});
+    path.every_rank("token_routing", Part::token_routing,
+                    {layer.routing, Resource::launch, {}, Evidence::charged});
     bring_copies(path, layer);
     path.collective({"dispatch", Part::dispatch, layer.exchange.dispatch, stage.dispatch});
     path.experts(layer.experts);
@@ -641,29 +642,33 @@ bool is_eager(const StepBatch& batch, std::int32_t graph_tokens) {
 
 // What the host and the gaps between kernels add, what it takes at least to launch every kernel of
 // a step that has no graph, and what ranks wait for the last of them. The host begins a step once,
-// however many micro-batches it has.
+// however many micro-batches it has, and no exchange of another one hides that.
 void StepModel::charge_host(const StepBatch& batch, int layers, bool begins, CriticalPath& path,
                             const StepCost& result) const {
   std::size_t sequences = 0;
   for (const RankStep& rank : batch.ranks) sequences = std::max(sequences, rank.sequences.size());
-  const auto charge = [&](std::string_view name, Seconds time) {
-    path.every_rank(name, Part::other, {time, Resource::launch, {}});
+  const auto cost_of = [](Seconds time) {
+    return Cost{time, Resource::launch, {}, Evidence::charged};
   };
   // With AFD each layer has its own.
-  if (!spec_.plan.afd()) charge("kernel_gaps", spec_.charges.per_layer * layers);
+  if (!spec_.plan.afd())
+    path.every_rank("kernel_gaps", Part::other, cost_of(spec_.charges.per_layer * layers));
   const bool eager = is_eager(batch, spec_.charges.graph_tokens);
   const Seconds launches = spec_.charges.eager_layer * layers;
-  if (eager && launches > result.total) charge("eager_launches", launches - result.total);
+  if (eager && launches > result.total)
+    path.every_rank("eager_launches", Part::other, cost_of(launches - result.total));
   if (spec_.charges.wait_for_last > Seconds{} && (eager || begins))
-    charge("rank_waits", spec_.charges.wait_for_last * (eager ? layers : 1));
-  charge("host_overhead", (begins ? spec_.charges.host_overhead : Seconds{}) +
-                              spec_.charges.per_sequence * static_cast<double>(sequences));
+    path.alone("rank_waits", Part::other,
+               cost_of(spec_.charges.wait_for_last * (eager ? layers : 1)));
+  path.alone("host_overhead", Part::other,
+             cost_of((begins ? spec_.charges.host_overhead : Seconds{}) +
+                     spec_.charges.per_sequence * static_cast<double>(sequences)));
 }
 
 // Begins a sum with nothing.
 void StepModel::start_sum(StepCost& result) const {
   result.total = {};
-  result.micro_batches = 1;
+  result.micro_batches = result.passes = 1;
   result.chain.rounds.clear();
   result.afd.reset();
   result.parts = {};
@@ -747,7 +752,8 @@ void StepModel::add_up(const StepBatch& batch, Pass pass, StepCost& result,
   Seconds passed{};
   const auto pass_experts = [&](const RankPrices::LayerCosts& costs) {
     const LayerOutcome& outcome = sample ? sample->layer(moe_layer) : result.layers[at(moe_layer)];
-    path.every_rank("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
+    path.every_rank("token_routing", Part::token_routing,
+                    {outcome.routing, Resource::launch, {}, Evidence::charged});
     bring_copies(path, outcome);
     if (plan.afd()) {
       pass_other_side(outcome, costs.shared_experts, path, result, passed);
@@ -766,7 +772,8 @@ void StepModel::add_up(const StepBatch& batch, Pass pass, StepCost& result,
     if (begins_stage && layer > 0) path.end_stage();
     if (begins_stage && summed) path.add_sum(sample->stages[at(stage)]);
     if (plan.afd())
-      path.every_rank("kernel_gaps", Part::other, {spec_.charges.per_layer, Resource::launch, {}});
+      path.every_rank("kernel_gaps", Part::other,
+                      {spec_.charges.per_layer, Resource::launch, {}, Evidence::charged});
     path.add(costs.before_attention);
     exchanges.join_norms(path, mixer);
     if (!costs.absorption.empty()) path.add(costs.absorption);

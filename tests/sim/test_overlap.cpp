@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does overlap hide what it can, charge what it must, and pad what engines pad?
+#include <filesystem>
 #include <numeric>
 
 #include "sim/serving/simulator.hpp"
 #include "sim/serving/typical_step.hpp"
 #include "tests/step_parts.hpp"
 #include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
 
 namespace moesim::test_overlap {
 namespace {
@@ -78,6 +80,65 @@ TEST_CASE("the host begins a step once, whether or not it is split") {
   CHECK(other("two_batch") > 0.5);
   CHECK(other("two_batch") < 0.6);
   CHECK(other("none") > 0.5);
+}
+
+// A step of a made model on a shipped cluster whose GPU goes by its data sheet or by its tables.
+StepCost made_step(const std::string& cluster, int tp, const Json& overlap, const char* host,
+                   bool tables, int sequences) {
+  const auto file = test::source_dir() / "hardware/clusters" / (cluster + ".json");
+  Json json = ConfigNode::from_file(file).json();
+  const auto gpu = file.parent_path() / json["gpu"].get<std::string>();
+  json["gpu"] = tables ? Json(std::filesystem::canonical(gpu).string()) : test::bare_gpu(gpu);
+  Json model = test::tiny_experiment({})["model"];
+  model["vocabulary"] = 32'768;
+  const Json set{{"cluster", json},
+                 {"model", model},
+                 {"parallel", {{"dp", 8 / tp}, {"tp", tp}, {"ep", 8}}},
+                 {"placement", {{"type", "linear"}, {"replication", 1}}},
+                 {"overlap", overlap},
+                 {"charges", {{"token_routing", "none"}, {"host_overhead", host}}}};
+  return explain_step(test::load_tiny(set), decode_step(sequences, 256)).cost;
+}
+
+TEST_CASE(
+    "the parts of a step are the step, whatever overlaps, and no more is hidden than there is") {
+  Rng rng(1, "overlaps");
+  const auto one_of = [&](const std::vector<std::string>& all) {
+    return all[static_cast<std::size_t>(rng.uniform() * double(all.size()))];
+  };
+  const std::vector<Json> overlaps{"none", "two_batch", Json{"two_batch", "combine_attention"},
+                                   Json{"two_batch", "shared_expert", "combine_attention"}};
+  int split = 0;
+  for (int i = 0; i < 60; ++i) {
+    const std::string cluster = one_of({"rubin_nvl72", "mi455x_helios72", "trainium3x144",
+                                        "tpu_v7x64", "h100x8", "h100x16", "h200x16", "b200x8"});
+    const int tp = 1 << static_cast<int>(rng.uniform() * 4);
+    const Json overlap = overlaps[static_cast<std::size_t>(rng.uniform() * 4)];
+    const int sequences = 8 << static_cast<int>(rng.uniform() * 6);
+    const bool tables = rng.uniform() < 0.3;
+    INFO(cluster << " tp " << tp << " " << overlap.dump() << " " << sequences
+                 << (tables ? " with tables" : ""));
+    const auto step = [&](const char* host) {
+      return made_step(cluster, tp, overlap, host, tables, sequences);
+    };
+    const StepCost cost = step("0 us");
+    split += cost.micro_batches == 2;
+    CHECK_THAT(sum(cost.parts), WithinRel(cost.total.count(), 1e-9));
+    for (std::size_t part = 0; part < cost.parts.size(); ++part) {
+      const auto& grounds = cost.by_evidence[part];
+      const double all = seconds_of(cost, static_cast<Part>(part));
+      CHECK(all >= 0);
+      CHECK_THAT(std::accumulate(grounds.begin(), grounds.end(), 0.0),
+                 WithinRel(all, 1e-9) || test::WithinAbs(all, 1e-15));
+    }
+    for (const Traffic* traffic : {&cost.dispatch, &cost.combine, &cost.all_reduce}) {
+      CHECK(traffic->hidden.count() >= -1e-15);
+      CHECK(traffic->hidden <= traffic->time * (1 + 1e-9));
+    }
+    // Nothing hides what the host does before a step.
+    CHECK_THAT(step("10 us").total.count() - cost.total.count(), WithinRel(10e-6, 1e-6));
+  }
+  CHECK(split > 15);
 }
 
 TEST_CASE("sampled steps are split like exact ones") {

@@ -163,15 +163,24 @@ TEST_CASE("under uniform routing a step activates as many experts as its tokens 
   CHECK(uniformly_active(128, 8, 1) == 8);
   CHECK(uniformly_active(0, 0, 16) == 0);
   // Eight requests in each of two experiments; every one replays a recording of its own.
-  const auto decode = [](const char* gating) {
-    const Json set{{"workload",
-                    {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 8}}},
-                     {"gating", {{"type", gating}, {"requests", 512}}}}}};
+  const auto decode = [](const char* gating, const Json& change = Json::object()) {
+    Json set{{"workload",
+              {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 8}}},
+               {"gating", {{"type", gating}, {"requests", 512}}}}}};
+    set.merge_patch(change);
     return run(test::load_tiny(set)).pool.experts.by_step_kind.back().second.summary;
   };
   const ExpertSummary uniform = decode("uniform"), popular = decode("popularity");
   CHECK_THAT(uniform.active_experts_mean, test::WithinRel(uniform.uniform_experts_mean, .02));
   CHECK(popular.active_experts_mean < .97 * popular.uniform_experts_mean);
+  // Micro-batches activate experts of their own: both figures are sums over them.
+  const Json two_batch{{"type", "two_batch"}, {"decode_tokens", 1}, {"prefill_tokens", 1}};
+  for (const Json& change : {Json{{"parallel", {{"pp", 2}}}}, Json{{"overlap", two_batch}}}) {
+    INFO(change.dump());
+    const ExpertSummary of_two = decode("uniform", change);
+    CHECK_THAT(of_two.active_experts_mean, test::WithinRel(of_two.uniform_experts_mean, .03));
+    CHECK(of_two.uniform_experts_mean > uniform.uniform_experts_mean);
+  }
 }
 
 TEST_CASE("attainment along a run: of its halves, and how far chance moves it") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does a prediction say what it rests on, and how far it might be off?
 #include <numeric>
+#include <set>
 
 #include <tbb/global_control.h>
 
@@ -8,6 +9,7 @@
 #include "sim/serving/simulator.hpp"
 #include "sim/serving/typical_step.hpp"
 #include "tests/support.hpp"
+#include "tools/cli/trust.hpp"
 #include "tools/run/intervals.hpp"
 
 namespace moesim::test_uncertainty {
@@ -52,6 +54,35 @@ TEST_CASE("a step's time stands on its grounds to the last nanosecond, as its ro
     }
     CHECK_THAT(all, WithinRel(step.cost.total.count(), 1e-9));
   }
+}
+
+TEST_CASE("gaps, the host and decisions are no kernels, and rest on no measurement of the GPU") {
+  const std::set<std::string_view> charges{"kernel_gaps", "eager_launches", "rank_waits",
+                                           "host_overhead", "token_routing"};
+  for (const std::string gpu : {"h100", "h200", "mi300x"}) {
+    for (const ExplainedOperation& op :
+         explain_step(experiment(tiny(gpu)), decode_step(8, 1024)).operations) {
+      INFO(gpu << " " << op.name);
+      CHECK((op.evidence == Evidence::charged) == charges.contains(op.name));
+    }
+  }
+}
+
+TEST_CASE("trust: what a data sheet alone says rests on no measurement, and shares add up") {
+  const auto report_of = [](const std::string& gpu) {
+    return run(experiment(tiny(gpu))).document();
+  };
+  const auto share = [](const OrderedJson& breakdown, const char* name) {
+    return breakdown.value(name, 0.0);
+  };
+  const OrderedJson bare = report_of("mi300x")["breakdown"];
+  CHECK_THAT(share(bare, "unmeasured_share") + share(bare, "extrapolated_share") +
+                 share(bare, "charged_share"),
+             WithinAbs(1, 1e-9));
+  CHECK_THAT(trust_line({{"breakdown", Json(bare)}}, Json::object()),
+             Catch::Matchers::Contains("of the time 0 % rests on measurements of this GPU"));
+  const OrderedJson known = report_of("h200")["breakdown"];
+  CHECK(share(known, "charged_share") > 0);
 }
 
 TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it") {

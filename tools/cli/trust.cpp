@@ -30,11 +30,13 @@ struct Shares {
   }
 };
 
-// Shares of the time by what its prediction rests on; the rest is of measurements of the GPU.
+// Shares of the time by what its prediction rests on; the rest is of measurements of the GPU's
+// kernels.
 constexpr const char* extrapolated_share = "/breakdown/extrapolated_share";
 constexpr const char* unmeasured_share = "/breakdown/unmeasured_share";
 constexpr const char* interpolated_share = "/breakdown/interpolated_share";
 constexpr const char* carried_over_share = "/breakdown/carried_over_share";
+constexpr const char* charged_share = "/breakdown/charged_share";
 constexpr const char* engine_name = "/engine/name";
 constexpr const char* kv_transfers = "/pools/kv_transfer/transfers";  // where pools are apart
 
@@ -92,15 +94,16 @@ std::string error_text(std::string_view engine, bool apart) {
 
 // `apart`: prefill and decode have pools.
 std::string line_of(std::span<const Json* const> reports, std::string_view engine, bool apart) {
-  Shares here, beyond, between, carried, bare;
+  Shares here, beyond, between, carried, bare, charged;
   for (const Json* report : reports) {
     if (!report->contains("breakdown")) continue;
     const double far = number_at(*report, extrapolated_share, 0),
                  none = number_at(*report, unmeasured_share, 0);
     const double inside = number_at(*report, interpolated_share, 0),
-                 other = number_at(*report, carried_over_share, 0);
-    here.add(std::max(0.0, 1 - far - none - inside - other));
-    beyond.add(far), between.add(inside), carried.add(other), bare.add(none);
+                 other = number_at(*report, carried_over_share, 0),
+                 host = number_at(*report, charged_share, 0);
+    here.add(std::max(0.0, 1 - far - none - inside - other - host));
+    beyond.add(far), between.add(inside), carried.add(other), bare.add(none), charged.add(host);
   }
   if (here.low > 1) return "";
   std::string text =
@@ -112,6 +115,7 @@ std::string line_of(std::span<const Json* const> reports, std::string_view engin
   add(beyond, "beyond what its constants were fitted on");
   add(carried, "carried over from another GPU");
   add(bare, "on data sheets and family defaults alone");
+  add(charged, "on charges for gaps and the host");
   return wrapped(text + error_text(engine, apart), 100, 2) + "\n";
 }
 
@@ -129,8 +133,8 @@ std::string anchor_line(const Anchor& anchor, double tpot_factor, double ttft_fa
 }
 
 std::vector<std::string> trust_pointers() {
-  return {extrapolated_share, unmeasured_share, interpolated_share,
-          carried_over_share, engine_name,      kv_transfers};
+  return {extrapolated_share, unmeasured_share, interpolated_share, carried_over_share,
+          charged_share,      engine_name,      kv_transfers};
 }
 
 Json scores_of_choices(const std::vector<std::string>& gpus,

@@ -354,7 +354,7 @@ std::optional<ActiveExperts> active_experts(const ExplainedStep& step, const Ser
   if (layers.empty()) return std::nullopt;
   ActiveExperts active;
   for (const LayerOutcome& layer : layers) active.mean += layer.active_experts;
-  active.micro_batches = step.cost.micro_batches;
+  active.micro_batches = step.cost.passes;
   const double batches = active.micro_batches;
   active.mean /= batches * static_cast<double>(layers.size());
   active.uniform = uniformly_active(
@@ -465,10 +465,21 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
   return json;
 }
 
-std::string marked(const ExplainedOperation& op) {
-  constexpr std::array<std::string_view, evidence_names.size()> marks{"",   " *", " ?",
-                                                                      " =", " ~", " ^"};
-  return fmt::format("{}{}", op.name, marks[at(op.evidence)]);
+/// The operation's name, with its part where another part has one of this name, and how often it is
+/// done where two rows of its part have the name; what its time rests on.
+std::string marked(const ExplainedOperation& op, std::span<const ExplainedOperation> all) {
+  constexpr std::array<std::string_view, evidence_names.size()> marks{"",   " *", " ?", " =",
+                                                                      " ~", " ^", " +"};
+  int rows = 0;  // of its name and part
+  bool elsewhere = false;
+  for (const ExplainedOperation& other : all) {
+    if (other.name != op.name) continue;
+    rows += other.part == op.part ? 1 : 0;
+    elsewhere = elsewhere || other.part != op.part;
+  }
+  return fmt::format("{}{}{}{}", elsewhere ? fmt::format("{}.", part_names[at(op.part)]) : "",
+                     op.name, rows > 1 ? fmt::format(" ({} x)", op.calls) : "",
+                     marks[at(op.evidence)]);
 }
 
 /// What the marks mean, where there are any.
@@ -486,7 +497,8 @@ std::string grounds_of(const StepCost& cost) {
   constexpr std::array tables{
       std::pair{Evidence::measured, "= measured in a table"},
       std::pair{Evidence::interpolated, "~ between points of a table"},
-      std::pair{Evidence::carried_over, "^ carried over from a sibling GPU's table"}};
+      std::pair{Evidence::carried_over, "^ carried over from a sibling GPU's table"},
+      std::pair{Evidence::charged, "+ no kernel: what \"charges\" say of gaps and the host"}};
   for (const auto& [evidence, meaning] : tables) {
     const double of_step = share[at(evidence)];
     if (of_step > 0) text += fmt::format("{}: {:.1f} % of the step\n", meaning, 100 * of_step);
@@ -542,7 +554,7 @@ Table operations_table(const ExplainedStep& step, const Deployment& e) {
     const auto or_dash = [](double value, const char* format) {
       return value > 0 ? fmt::format(fmt::runtime(format), value) : std::string("-");
     };
-    std::vector<std::string> row{marked(op),
+    std::vector<std::string> row{marked(op, step.operations),
                                  fmt::format("{:.3f}", op.seconds * 1e3),
                                  fmt::format("{:.1f}", 100 * op.seconds / step.cost.total.count()),
                                  std::string(resource_names[at(op.bound)]),
