@@ -534,15 +534,6 @@ PY
 plan=(plan --model olmoe_1b_7b --gpu h100 --gpus 1 --ttft 1s)
 refuses "plan of sessions and lengths" '--sessions excludes --isl' "${plan[@]}" --sessions chat --isl 100
 refuses "plan with a seed below zero" '--seed: "-1" is no seed; expected a whole number from 0' "${plan[@]}" --seed -1
-printf '{"completed": 4, "total_input_tokens": 40, "total_output_tokens": 40, "max_concurrency": 2}' >"$work/bench.json"
-python3 - "$config" "$work/sessions.json" <<'PY'
-import json, sys
-config = json.load(open(sys.argv[1]))
-config["workload"].pop("lengths")
-config["workload"]["sessions"] = "codex"
-json.dump(config, open(sys.argv[2], "w"))
-PY
-refuses "a benchmark beside sessions" 'bench.json: its requests are by themselves' bench "$work/bench.json" --config "$work/sessions.json"
 printf '{"session_id": 1, "input_length": %s, "output_length": 2}\n' 1000000000 1000000000 >"$work/long.jsonl"
 timeout 20 "$moesim" trace info "$work/long.jsonl" --id-block 1 | grep -q 'Reuse is not told: prompts have 2000000000 blocks of 1 tokens' ||
   fail "trace info of prompts without end"
