@@ -49,6 +49,12 @@ std::string stripe_fault(const MoeModel& model, int tp, int dcp) {
       return fmt::format("DCP is not modelled for {}: every GPU holds {} whole; leave this out",
                          model.name, whole);
   }
+  const auto has_heads = [&](const LayerSpec& layer) {
+    return layer.mixer->cache_heads(tp).kv_heads > 0;
+  };
+  if (std::ranges::none_of(model.layers, has_heads))
+    return fmt::format("DCP is not modelled for {}: no layer caches KV heads; leave this out",
+                       model.name);
   const int most = holders(model, tp);
   if (most == 1)
     return fmt::format("no two of tp {} GPUs hold the same KV heads of {}; leave this out", tp,

@@ -176,7 +176,7 @@ def anchors(work, config, experiment):
         check(done.returncode == 2 and words in done.stderr and "calibrate" in done.stderr,
               f"{pointer} of another: exit {done.returncode}: {done.stderr}")
     done = run("run", work / "anchored.json", "--set", '/parallel={"tp":4}')
-    check(done.returncode == 0 and "measured at tp2, not at tp4" in done.stderr, f"another layout: {done.stderr}")
+    check(done.returncode == 0 and "measured at tp2 ep2, not at tp4 ep4" in done.stderr, f"another layout: {done.stderr}")
 
 
 def main():

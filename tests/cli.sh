@@ -279,7 +279,8 @@ cmp "$work/p.npy" "$work/next.npy" || fail "a placement comes back changed"
 "$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.5 --batch 8 --json \
   --placement linear,flat,from_file:file="$work/p.npy" >"$work/out" || fail "replay from_file"
 (($(grep -c '"placement"' "$work/out") == 9)) || fail "replay: not three placements by three routings"
-"$moesim" check "$work/good.json" --set '/placement={"type":"from_file","file":"p.trtllm","gpus":8,"replication":1.5}' \
+"$moesim" place --placement "$work/p.npy" --gpus 8 --format trtllm -o "$work/from0.trtllm" || fail "place from layer 0"
+"$moesim" check "$work/good.json" --set '/placement={"type":"from_file","file":"from0.trtllm","gpus":8,"replication":1.5}' \
   >/dev/null || fail "check from_file"
 refuses "npy to the terminal" 'npy needs a file' place --placement "$work/p.npy" --format npy
 refuses "slots on unsaid GPUs" 'does not say how many GPUs' place --placement "$work/p.trtllm"
@@ -532,7 +533,7 @@ PY
 
 # Seeds, sessions and lengths of a plan.
 plan=(plan --model olmoe_1b_7b --gpu h100 --gpus 1 --ttft 1s)
-refuses "plan of sessions and lengths" '--sessions excludes --isl' "${plan[@]}" --sessions chat --isl 100
+refuses "plan of sessions and lengths" '--isl excludes --sessions' "${plan[@]}" --sessions chat --isl 100
 refuses "plan with a seed below zero" '--seed: "-1" is no seed; expected a whole number from 0' "${plan[@]}" --seed -1
 printf '{"session_id": 1, "input_length": %s, "output_length": 2}\n' 1000000000 1000000000 >"$work/long.jsonl"
 timeout 20 "$moesim" trace info "$work/long.jsonl" --id-block 1 | grep -q 'Reuse is not told: prompts have 2000000000 blocks of 1 tokens' ||

@@ -399,7 +399,7 @@ def rows_and_layers(work):
         small(work, "a pass over drafts", "sglang", config(4, 8, 2), "a.pt", passes((1, 3), (mode, 2)), "drafts", expected=2)
     # A bias decides, which logits do not show.
     glm = config(4, 8, 2) | {"model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8,
-                             "first_k_dense_replace": 0}
+                             "first_k_dense_replace": 0, "n_shared_experts": 1}
     small(work, "a bias", "hf", glm, "a.npy", npy((4, 1, 8), [0.5] * 32, "f", "<f4"), "with a bias", expected=2)
     # Dense layers' rows of a load are zeros.
     moe = [[10 + i for i in range(16)]] * 5

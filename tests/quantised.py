@@ -279,7 +279,7 @@ def shares_of(text):
 
 def said_of(folder):
     experiment = {"engine": {"name": "none"}, "cluster": str(root / "hardware/clusters/h200x8.json"), "model": "config.json",
-                  "parallel": {"dp": 1, "tp": 1}, "scheduling": {"type": "prefill_first"},
+                  "parallel": {"dp": 1, "tp": 1}, "scheduling": {"type": "prefill_first", "max_num_batched_tokens": 8192, "max_num_seqs": 64},
                   "workload": {"arrivals": {"type": "closed_loop", "concurrency": 8},
                                "lengths": {"type": "fixed", "prompt": 64, "output": 8},
                                "gating": {"type": "uniform", "requests": 8, "prompt_rows": 2, "decode_rows": 2}, "requests": 16},

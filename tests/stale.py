@@ -5,7 +5,8 @@
 
 strace lists the files that a sweep of one point opens in a copy of the data (hardware, models, a checkpoint, a routing trace, a
 trace of requests, an anchor). Each is changed in turn, by a space or a comment at its end: the store must then not
-take the point as done. What is only read to print the trust line is no part of a report and is left out."""
+take the point as done. What is only read to print the trust line is no part of a report and is left out, as are zoo files of other
+models, which are read for their names."""
 import gzip, json, pathlib, re, shutil, sqlite3, subprocess, sys, tempfile
 
 root = pathlib.Path(__file__).resolve().parents[1]
@@ -31,11 +32,12 @@ def cases(work):
         "producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}))
     quantised = {key: value for key, value in tiny.items() if key != "precision"} | {"model": "checkpoint"}
     (work / "turns.jsonl").write_text("".join(json.dumps({
-        "session_id": s, "timestamp": s, "input_length": 20, "output_length": 4, "hash_ids": []}) + "\n" for s in range(4)))
+        "timestamp": s, "input_length": 20, "output_length": 4, "hash_ids": []}) + "\n" for s in range(4)))
     recorded = json.loads(json.dumps(tiny)) | {"model": "gpt_oss_20b"}
     recorded["workload"]["gating"] = {"type": "recorded", "trace": "data/traces/samples/small"}
     anchored = json.loads(json.dumps(tiny)) | {"anchor": "anchor.json"}
-    (work / "anchor.json").write_text(json.dumps({"deployment": "x", "tpot": {"runs": 1, "factor": 1.1, "leave_one_out": 0}}))
+    (work / "anchor.json").write_text(json.dumps({"deployment": "x", "tpot": {"runs": 1, "factor": 1.1, "leave_one_out": 0,
+        "center": {"concurrency": 1, "prompt": 1, "output": 1}}}))
     replayed = json.loads(json.dumps(tiny))
     replayed["workload"] |= {"arrivals": {"type": "poisson", "rate": "9 /s"}, "lengths": {"type": "trace", "file": "turns.jsonl"}}
     return {"tables": with_tables, "checkpoint": quantised, "anchor": anchored, "a trace of requests": replayed,
@@ -90,7 +92,8 @@ with tempfile.TemporaryDirectory() as folder:
             print(f"FAILED: {name} does not run: {done.stderr.strip()[-300:]}")
             stale += 1
             continue
-        files = [file for file in opened(work / "strace", work) if file.name not in PRINTED]
+        files = [file for file in opened(work / "strace", work)
+                 if file.name not in PRINTED and (file.parent.name != "zoo" or file.stem == config["model"])]
         print(f"{name}: {len(files)} files")
         kept = (work / "store.sqlite").read_bytes()
         for file in files:

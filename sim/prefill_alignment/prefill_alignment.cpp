@@ -41,7 +41,7 @@ const Registry<PrefillAlignmentFactory>& prefill_alignments() {
 std::span<const Key> prefill_alignment_keys() {
   static constexpr Key keys[] = {
       {"pad_to_longest", form::flag, "false",
-       "steps with prompts: every rank computes as many tokens as the largest (SGLang's MAX_LEN)"}};
+       "ranks pad prompts to the longest of the step (SGLang's MAX_LEN)"}};
   return keys;
 }
 

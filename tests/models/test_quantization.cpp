@@ -333,7 +333,7 @@ TEST_CASE("compressed-tensors takes names whole, and patterns from a name's begi
   CHECK(quantised(nvfp4_but(R"(["model.layers.0.mlp.experts.5.down_proj"])")) ==
         text("99.5 % nvfp4 + 0.5 % bf16", "nvfp4", "bf16", "nvfp4"));
   CHECK(quantised(nvfp4_but(R"(["re:.*experts\\.[0-7]\\..*"])")) ==
-        text("50.0 % nvfp4 + 50.0 % bf16", "nvfp4", "bf16", "bf16"));
+        text("50.0 % bf16 + 50.0 % nvfp4", "nvfp4", "bf16", "nvfp4"));
   // A name or a pattern goes before "Linear", and the list before all.
   CHECK(quantised(R"({"quant_method": "compressed-tensors", "ignore": ["re:.*q_proj$"],
     "config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}},

@@ -391,7 +391,7 @@ TEST_CASE("what cannot be shared by tokens is refused with what can") {
   CHECK_THAT(refused(latent, {{"dcp", 2}, {"ffn_gpus", 4}, {"ep", 4}}),
              Contains("DCP is not modelled with AFD"));
   CHECK_THAT(refused(latent, {{"dcp_merge", "all_to_all"}}), Contains("is of DCP alone"));
-  CHECK_THAT(stripe_fault(zoo("deepseek_v4_flash"), 8, 2), Contains("every GPU holds"));
+  CHECK_THAT(stripe_fault(zoo("deepseek_v4_flash"), 8, 2), Contains("no layer caches KV heads"));
   CHECK(most_stripes(zoo("deepseek_v3"), 8) == 8);
   CHECK(most_stripes(zoo("qwen3_235b_a22b"), 8) == 2);
   CHECK(most_stripes(zoo("qwen3_235b_a22b"), 4) == 1);

@@ -171,7 +171,7 @@ TEST_CASE("a GPU of the decode pool receives what it will hold, whatever the pre
 }
 
 TEST_CASE("a prefill GPU sends its share to every decode GPU that keeps a copy") {
-  // Times without the latency of a message: what 2,048 tokens take more than 1,024.
+  // Times of as many tokens as make latency and the cost of small messages vanish.
   const auto time = [](int prefill_tp, int decode_tp, int kv_heads) {
     const auto plan = [](int tp) { return Json{{"dp", 1}, {"tp", tp}, {"ep", tp}}; };
     Json json = apart({{"placement", {{"type", "linear"}, {"replication", 1.0}}},
@@ -180,19 +180,19 @@ TEST_CASE("a prefill GPU sends its share to every decode GPU that keeps a copy")
     json["pools"]["prefill"]["parallel"] = plan(prefill_tp);
     json["pools"]["decode"]["parallel"] = plan(decode_tp);
     const Experiment e = load(json);
-    return (kv_transfer(e, 2048).all - kv_transfer(e, 1024).all).count();
+    return (kv_transfer(e, 1 << 24).all - kv_transfer(e, 1 << 23).all).count();
   };
   const double all = time(1, 1, 1);  // one head, as MLA has one latent
-  CHECK_THAT(time(1, 2, 1), WithinRel(2 * all, 1e-9));
-  CHECK_THAT(time(1, 4, 1), WithinRel(4 * all, 1e-9));
-  CHECK_THAT(time(2, 4, 1), WithinRel(2 * all, 1e-9));
-  CHECK_THAT(time(4, 4, 1), WithinRel(all, 1e-9));
-  CHECK_THAT(time(4, 1, 1), WithinRel(all, 1e-9));
+  CHECK_THAT(time(1, 2, 1), WithinRel(2 * all, 1e-2));
+  CHECK_THAT(time(1, 4, 1), WithinRel(4 * all, 1e-2));
+  CHECK_THAT(time(2, 4, 1), WithinRel(2 * all, 1e-2));
+  CHECK_THAT(time(4, 4, 1), WithinRel(all, 1e-2));
+  CHECK_THAT(time(4, 1, 1), WithinRel(all, 1e-2));
   const double heads = time(1, 1, 2);
-  CHECK_THAT(time(1, 2, 2), WithinRel(heads, 1e-9));
-  CHECK_THAT(time(1, 4, 2), WithinRel(2 * heads, 1e-9));
-  CHECK_THAT(time(2, 4, 2), WithinRel(heads, 1e-9));
-  CHECK_THAT(time(4, 4, 2), WithinRel(heads / 2, 1e-9));
+  CHECK_THAT(time(1, 2, 2), WithinRel(heads, 1e-2));
+  CHECK_THAT(time(1, 4, 2), WithinRel(2 * heads, 1e-2));
+  CHECK_THAT(time(2, 4, 2), WithinRel(heads, 1e-2));
+  CHECK_THAT(time(4, 4, 2), WithinRel(heads / 2, 1e-2));
 }
 
 TEST_CASE("links on which a KV cache takes longer than the clock runs are refused") {

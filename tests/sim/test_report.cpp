@@ -64,6 +64,7 @@ std::vector<Report> reports() {
   const Json near = {{"model", {{"experts", {{"shared_width", 256}}}}},
                      {"shared_expert", "fused"},
                      {"measurement", {{"locality", true}}}};
+  const Json aligned = {{"prefill_alignment", {{"type", "vllm_interval"}, {"interval", 2}}}};
   Json trees = sessions;
   trees["workload"]["sessions"]["fan_out"] = {{"children", 2}};
   Json tiers = sessions;
@@ -77,7 +78,7 @@ std::vector<Report> reports() {
   shared_link["host_link"] = "equal";
   std::vector<Report> all;
   for (const Json& set : {Json::object(), pools, moving, memory, hot, objectives, failures, sampled,
-                          apart, sessions, trees, tiers, shared_link, brings, near}) {
+                          apart, sessions, trees, tiers, shared_link, brings, near, aligned}) {
     all.push_back(run(test::load_tiny(set)));
   }
   // Prompts of two that fit, and replies that do not.

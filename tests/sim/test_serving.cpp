@@ -108,7 +108,7 @@ TEST_CASE("settings may hold up to some lengths and parallelism") {
     return filled(json);
   };
   const auto waits = [&](int output, int tp) {
-    return named("trtllm", "llama_3_3_70b.json", output, tp)["api_server"].value(
+    return named("trtllm", "llama_3_3_70b.json", output, tp)["prefill_alignment"].value(
         "batch_wait_timeout_iters", 0);
   };
   CHECK(waits(1024, 4) == 20);
@@ -143,6 +143,28 @@ TEST_CASE("a table that takes longer for four bits than for sixteen does not pri
     return layer.cost(layer.rows(tokens), 32).time;
   };
   CHECK(time(with_engine(h200, {"vllm", "0.19.0"})) == time(with_engine(h200, {"sglang", ""})));
+}
+
+TEST_CASE("kernels of all engines side by side: the fastest of those measured near") {
+  const GpuSpec h200 =
+      read_gpu(ConfigNode::from_file(test::source_dir() / "hardware" / "gpus" / "h200.json"));
+  const GpuSpec own = with_engine(h200, {"vllm", "0.19.0"});
+  const GpuSpec any = with_engine(h200, {"vllm", "0.19.0"}, {{"engines", "any"}});
+  const auto time = [](const GpuSpec& gpu, Precision weights, int width) {
+    const GroupedGemmShape shape{
+        7168, double(width), weights, Precision::bf16, ExpertKernel::grouped_gemm, 256, 8};
+    const GroupedGemm layer(shape, gpu);
+    const std::vector<std::int32_t> tokens(128, 2);
+    return layer.cost(layer.rows(tokens), 32).time;
+  };
+  int faster = 0;
+  for (const Precision weights : {Precision::bf16, Precision::fp8_block, Precision::int4}) {
+    for (const int width : {256, 512, 2048}) {
+      CHECK(time(any, weights, width) <= time(own, weights, width) * (1 + 1e-12));
+      faster += time(any, weights, width) < .99 * time(own, weights, width);
+    }
+  }
+  CHECK(faster > 0);
 }
 
 TEST_CASE("times of tables hold what was measured with them") {

@@ -63,7 +63,7 @@ TEST_CASE("a run of one wave is measured whole, every token once, and says that 
            {"workload",
             {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 24}}}, {"lengths", lengths}}}});
   CHECK(report["measurement"]["window"] == "whole");
-  CHECK(report["measurement"]["state"] == "too_short");
+  CHECK(report["measurement"]["state"] == "offline");
   const double seconds = report["metrics"]["duration_s"];
   CHECK_THAT(throughput(report) * seconds, WithinRel(24 * 30.0, 1e-12));
   CHECK(report["metrics"]["completed_while_measured"] == 24);
@@ -79,9 +79,9 @@ TEST_CASE("a run whose requests all arrive before the warm-up ends is measured w
   CHECK(metrics["completed_while_measured"] == 200);
   CHECK(metrics["median_ttft_ms"].is_number());
   CHECK(metrics["median_tpot_ms"].is_number());
-  // Every prompt of 4 and output of 2 tokens once.
+  // Every prompt of 20 and output of 30 tokens once.
   CHECK_THAT(metrics["total_token_throughput"].get<double>() * metrics["duration_s"].get<double>(),
-             WithinRel(200 * 6.0, 1e-9));
+             WithinRel(200 * 50.0, 1e-9));
 }
 
 TEST_CASE("prompts that arrive computed count in no throughput") {

@@ -136,7 +136,7 @@ TEST_CASE("requests that a run wrote are replayed with their classes and their h
   const Experiment drawn = load(config);
   const test::Served first = test::serve(drawn);
   const test::TemporaryFile file("requests.csv",
-                                 requests_csv(first.requests, drawn.decode().classes, 300));
+                                 requests_csv(first.requests, drawn.decode().classes, 0, 300));
   config["workload"]["sessions"] = {
       {"type", "recorded"}, {"file", file.path().string()}, {"reuse_output", true}};
   for (Json& of_class : config["workload"]["classes"]) of_class.erase("share");

@@ -35,10 +35,9 @@ constexpr Key rate_key{"rate", form::per_second.or_a(rate_schedule), required,
                        "requests per second: one rate, or spans"};
 
 constexpr Key cap_key{"max_concurrency", form::integer(positive_count), unset("no limit"),
-                      "requests in flight at most: others wait at the client, and count from then"};
+                      "most requests in flight; the others wait at the client"};
 constexpr Key catch_up_key{"catch_up", form::flag, "true",
-                           "those that waited follow at once, as vLLM's and SGLang's bench; or the "
-                           "schedule waits too, as AIPerf's"};
+                           "waiting requests follow at once (vLLM, SGLang); false: as AIPerf"};
 
 std::span<const Key> rated_keys() {
   static constexpr Key keys[] = {rate_key, cap_key, catch_up_key};

@@ -118,11 +118,11 @@ class SglangDelayer final : public PrefillAlignment {
 std::span<const Key> sglang_delayer_keys() {
   static constexpr Key keys[] = {
       {"max_delay_passes", form::integer(1, 1 << 20), "30",
-       "passes after which prompts go all the same (--prefill-delayer-max-delay-passes)"},
+       "passes after which prompts go (--prefill-delayer-max-delay-passes)"},
       {"token_usage_low_watermark", form::number(0, 1), unset("none"),
        "share of a rank's KV blocks held, below which prompts go at once"},
       {"queue_min_ratio", form::number(0, 1e3), unset("none"),
-       "requests that wait for each that runs, below which prompts wait for more"},
+       "waiting over running requests, below which prompts are held"},
       {"max_delay", form::time, "5 s",
        "the longest wait by queue_min_ratio (--prefill-delayer-max-delay-ms)"},
       prefill_decode_interval_key};

@@ -152,7 +152,7 @@ Indices out_of_order(const MeasuredTable& table, std::span<const LawRow> rows) {
 }  // namespace
 
 double ranks_of_layer(const TableRow& row) {
-  return row.text("experts").empty() || row.text("top_k").empty()
+  return row.text_or_none("experts").empty() || row.text_or_none("top_k").empty()
              ? 1
              : row.number("experts") / experts_held(row);
 }
