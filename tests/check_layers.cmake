@@ -44,10 +44,10 @@ endfunction()
 
 # Rooms of a floor do not include each other.
 check_floors("" hardware models traces sim tools)
-check_floors("models/" mixers huggingface)
+check_floors("models/" mixers huggingface quantization)
 check_floors("sim/" engines+placement+kv_tiers+pool_roles capacity+dispatch+expert_memory+failures+kv_cache+token_routing scheduling prefill_alignment request_routing step
              rebalancing experiment requests report+replay serving)
-check_floors("tools/" cli run+policies+sweep+bench analysis+config report plan lab)
+check_floors("tools/" cli run+policies+sweep+bench analysis report plan config lab)
 
 file(GLOB_RECURSE sources "${ROOT}/hardware/*.cpp" "${ROOT}/models/*.cpp" "${ROOT}/traces/*.cpp" "${ROOT}/sim/*.cpp")
 foreach(source IN LISTS sources)

@@ -64,7 +64,8 @@ std::vector<Report> reports() {
   const Json near = {{"model", {{"experts", {{"shared_width", 256}}}}},
                      {"shared_expert", "fused"},
                      {"measurement", {{"locality", true}}}};
-  const Json aligned = {{"prefill_alignment", {{"type", "vllm_interval"}, {"interval", 2}}}};
+  const Json aligned = {
+      {"prefill_alignment", {{"type", "vllm_interval"}, {"prefill_schedule_interval", 2}}}};
   Json trees = sessions;
   trees["workload"]["sessions"]["fan_out"] = {{"children", 2}};
   Json tiers = sessions;

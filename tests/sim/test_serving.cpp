@@ -108,8 +108,8 @@ TEST_CASE("settings may hold up to some lengths and parallelism") {
     return filled(json);
   };
   const auto waits = [&](int output, int tp) {
-    return named("trtllm", "llama_3_3_70b.json", output, tp)["prefill_alignment"].value(
-        "batch_wait_timeout_iters", 0);
+    const Json aligned = named("trtllm", "llama_3_3_70b.json", output, tp)["prefill_alignment"];
+    return aligned.is_object() ? aligned.value("batch_wait_timeout_iters", 0) : 0;
   };
   CHECK(waits(1024, 4) == 20);
   CHECK(waits(8192, 4) == 0);

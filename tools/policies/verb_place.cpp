@@ -80,7 +80,9 @@ Seen rows_with_experts(const PlaceOptions& options, std::vector<ExpertLoad> rows
     const auto counted = [](const ExpertLoad& row) {
       return std::ranges::any_of(row, [](double tokens) { return tokens > 0; });
     };
-    const bool some_dense = !std::ranges::all_of(rows, counted);
+    // Where nothing was counted at all, no row tells a dense layer.
+    const bool some_dense =
+        !std::ranges::all_of(rows, counted) && std::ranges::any_of(rows, counted);
     for (std::size_t i = 0; some_dense && i < rows.size(); ++i) {
       if (!counted(rows[i])) continue;
       seen.layers.numbers.push_back(static_cast<int>(i));
@@ -91,8 +93,6 @@ Seen rows_with_experts(const PlaceOptions& options, std::vector<ExpertLoad> rows
       seen.layers.first = options.first_layer;
       return seen;
     }
-    if (seen.load.empty())
-      throw ConfigError(fmt::format("{}: counts no token in any layer", options.load));
     const int first = seen.layers.numbers.front();
     if (options.first_layer != 0 && options.first_layer != first)
       throw ConfigError(fmt::format("--first-layer {}: the first layer of {} with tokens is {}",
