@@ -647,9 +647,8 @@ class RunFiles {
   void finish(const Deployment& e) {
     const auto& sessions = e.workload.sessions;
     if (!options_.requests.empty())
-      write_file(options_.requests,
-                 requests_csv(requests_.requests(), e.classes, e.max_model_len,
-                              sessions ? sessions->rules.shared_prefix : 0));
+      write_file(options_.requests, requests_csv(requests_.requests(), e.classes, e.max_model_len,
+                                                 sessions ? sessions->rules.shared_prefix : 0));
     if (timeline_) timeline_->finish();
     if (steps_) steps_->finish();
     if (events_) events_->finish();
