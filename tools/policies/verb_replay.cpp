@@ -173,7 +173,7 @@ int replay_trace(const ReplayOptions& options) {
   return 0;
 }
 
-// One batch of known counts, without a trace.
+// Routes one batch of known counts, without a trace.
 int route_tokens(const ReplayOptions& options, const CLI::App& command) {
   constexpr std::array allowed{"tokens", "placement", "routing", "json"};
   for (const CLI::Option* given : command.get_options()) {
