@@ -94,8 +94,8 @@ void sift(const MeasuredTable& table, ImportedTable& imported) {
     for (const std::size_t row : broken[law])
       if (unlawful.insert(row).second)
         ++imported.kinds.at(kind_of(imported.rows[row])).unlawful[law];
-  for (const std::size_t row : std::views::reverse(unlawful))
-    imported.rows.erase(imported.rows.begin() + static_cast<std::ptrdiff_t>(row));
+  for (auto row = unlawful.rbegin(); row != unlawful.rend(); ++row)
+    imported.rows.erase(imported.rows.begin() + static_cast<std::ptrdiff_t>(*row));
 }
 
 std::string model_of(const MeasuredTable& table, const TableRow& row) {
