@@ -254,7 +254,7 @@ TEST_CASE("whatever is held back is computed later: no token is lost") {
         continue;
       }
       const auto& section = document["prefill_alignment"];
-      CHECK(section["type"] == rule["type"]);
+      CHECK(section["type"].get<std::string>() == rule["type"].get<std::string>());
       // Of the window in which it measures.
       CHECK(section["steps_held"] > 0);
       CHECK(section["steps_held"] <= work.steps_held);
