@@ -727,7 +727,8 @@ void StepModel::pass_other_side(const LayerOutcome& outcome, const RankCosts& sh
   path.collective({"dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch});
   round.dispatch = lap();
   path.experts(outcome.experts);
-  path.every_rank("kernel_gaps", Part::experts, {spec_.charges.per_layer, Resource::launch, {}});
+  path.every_rank("kernel_gaps", Part::experts,
+                  {spec_.charges.per_layer, Resource::launch, {}, Evidence::charged});
   round.ffn = lap();
   path.collective({"combine", Part::combine, outcome.exchange.combine, result.combine});
   round.combine = lap();

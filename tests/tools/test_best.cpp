@@ -97,7 +97,7 @@ TEST_CASE("a table and what is said of it take 100 columns at most, whatever the
 
 TEST_CASE("an axis that the sweep does not vary is refused, and a metric that nobody has") {
   CHECK_THROWS_WITH(best_choice(sweep(), "/seed", throughput, false),
-                    "--over /seed: the luckiest seed is no choice; runs are averaged over seeds");
+                    "--best /seed: the luckiest seed is no choice; runs are averaged over seeds");
   CHECK_THROWS_WITH(best_choice(sweep(), over, "/metrics/nothing", false),
                     Catch::Matchers::Contains("no finished point has this number"));
 }

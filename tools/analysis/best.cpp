@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "sim/report/metric_catalogue.hpp"
+#include "tools/analysis/comparable.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 
@@ -29,8 +30,6 @@ constexpr std::array aspects{
     Aspect{"median_tpot", &metric("median_tpot_ms")},
     Aspect{"kv_bytes", &metric("kv_bytes")},
 };
-
-constexpr std::string_view axis_of_seeds = "/seed";
 
 // The mean over an alternative's seeds, of those that have the number.
 std::optional<double> mean_of(const Alternative& of, const std::string& pointer) {
@@ -95,19 +94,18 @@ BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
   std::vector<std::string_view> varied;
   for (const Axis& axis : result.sweep.axes) {
     varied.push_back(axis.pointer);
-    if (axis.pointer != result.over && axis.pointer != axis_of_seeds) result.axes.push_back(axis);
+    if (axis.pointer != result.over && axis.pointer != seed_pointer) result.axes.push_back(axis);
   }
-  if (result.over == axis_of_seeds)
-    throw ConfigError("--over /seed: the luckiest seed is no choice; runs are averaged over seeds");
+  if (result.over == seed_pointer)
+    throw ConfigError("--best /seed: the luckiest seed is no choice; runs are averaged over seeds");
   if (std::ranges::find(varied, result.over) == varied.end()) {
-    throw ConfigError(fmt::format("--over {}: the sweep varies {}", result.over,
+    throw ConfigError(fmt::format("--best {}: the sweep varies {}", result.over,
                                   varied.empty() ? "nothing" : join_names(varied)));
   }
 
   std::map<Json, std::size_t> group_of;
   for (const StoredPoint& point : result.sweep.points) {
-    Json others = without(point.config, result.over);
-    if (others.is_object()) others.erase("seed");
+    Json others = without(without(point.config, result.over), seed_pointer);
     const auto [place, fresh] = group_of.try_emplace(std::move(others), result.groups.size());
     if (fresh) {
       Alternatives& group = result.groups.emplace_back();

@@ -13,6 +13,9 @@ namespace moesim {
 /// last arrival. Warns of how many these are. If all points are such, none is left out.
 StoredSweep read_comparable(const Store&, std::vector<std::string> pointers);
 
+/// The axis over which points are averaged: runs that differ in nothing else are one point.
+inline constexpr const char* seed_pointer = "/seed";
+
 /// What the points of a store differ in, for who has named nothing of it yet:
 /// "/token_routing/decode (even, metro), /placement/replication (1, 1.5, 2, ...)".
 std::string axes_text(const Store&);

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "hardware/parse_json.hpp"
+#include "tools/analysis/comparable.hpp"
 #include "tools/cli/table.hpp"
 
 namespace moesim {
@@ -255,7 +256,7 @@ void add_points(Comparison& comparison) {
   if (std::ranges::all_of(pairs_of, [](const auto& pairs) { return pairs.size() == 1; })) return;
   std::vector<std::size_t> kept;
   for (std::size_t axis = 0; axis < comparison.axes.size(); ++axis) {
-    if (comparison.axes[axis].pointer != "/seed") kept.push_back(axis);
+    if (comparison.axes[axis].pointer != seed_pointer) kept.push_back(axis);
   }
   for (const std::size_t axis : kept) comparison.point_axes.push_back(comparison.axes[axis]);
   for (const std::vector<PointPair>& pairs : pairs_of) {

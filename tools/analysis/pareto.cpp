@@ -12,13 +12,12 @@
 
 #include <fmt/format.h>
 
+#include "tools/analysis/comparable.hpp"
 #include "tools/cli/output.hpp"
 
 namespace moesim {
 
 namespace {
-
-const std::string seed_pointer = "/seed";
 
 const Json* value_of(const StoredPoint& point, const std::string& pointer) {
   if (const Json* value = find_value(point.report, pointer)) return value;

@@ -107,7 +107,7 @@ Action setup_bench(CLI::App& command) {
   serving->excludes(results)->excludes(config);
   command.add_option("--anchor", options->anchor,
                      "write what corrects predictions of this deployment to this file, JSON; "
-                     "run --anchor and plan --anchor read the file");
+                     "an experiment's \"anchor\" and plan --anchor name the file");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   CLI::Option* json = command.add_flag("--json", options->json, "print JSON instead of tables");
   json->excludes(serving);

@@ -227,19 +227,22 @@ RemovedWhenStopped::RemovedWhenStopped(std::string file) : file_(std::move(file)
 
 RemovedWhenStopped::~RemovedWhenStopped() { forget_unfinished(file_.c_str()); }
 
+std::string csv_field(const std::string& text) {
+  const bool plain = text.empty() || (text.front() != ' ' && text.back() != ' ' &&
+                                      text.find_first_of(",\"\n\r") == std::string::npos);
+  if (plain) return text;
+  std::string field = "\"";
+  for (const char c : text) field += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return field + "\"";
+}
+
 std::string csv_cell(const std::string& text) {
   // A spreadsheet takes what begins so for a formula; one apostrophe more than the text has says
   // that it is none, and readers of tables take it off.
   const std::size_t begins = text.find_first_not_of('\'');
   const bool formula = begins != std::string::npos && text.size() > 1 &&
                        std::string_view("=+-@\t\r").find(text[begins]) != std::string_view::npos;
-  const std::string harmless = formula ? "'" + text : text;
-  const bool plain = text.empty() || (text.front() != ' ' && text.back() != ' ' &&
-                                      text.find_first_of(",\"\n\r") == std::string::npos);
-  if (plain) return harmless;
-  std::string cell = "\"";
-  for (const char c : harmless) cell += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return cell + "\"";
+  return csv_field(formula ? "'" + text : text);
 }
 
 std::string csv_cell(const Json& value) {

@@ -75,8 +75,10 @@ void require_stem(const std::filesystem::path& name);
 /// Breaks a text at spaces into lines of at most `columns`; all but the first are indented.
 std::string wrapped(std::string_view text, std::size_t columns = 100, std::size_t indent = 0);
 
-/// A text as a cell of a CSV file: in quotes where it needs them (RFC 4180), and behind an
-/// apostrophe where a spreadsheet would take it for a formula.
+/// A text as a field of a CSV file: in quotes where it needs them (RFC 4180).
+std::string csv_field(const std::string& text);
+/// The same of a name from outside: behind an apostrophe where a spreadsheet would take the name
+/// for a formula.
 std::string csv_cell(const std::string& text);
 /// A value as a cell of a CSV file: texts bare, null empty, all else as JSON.
 std::string csv_cell(const Json& value);

@@ -70,6 +70,15 @@ struct ServingOptions {
 
   /// The experiment that the options say. Throws ConfigError.
   ConfigNode experiment() const {
+    try {
+      return asked_experiment();
+    } catch (const ConfigError& error) {
+      throw ConfigError(said_of_options(error.what()));
+    }
+  }
+
+ private:
+  ConfigNode asked_experiment() const {
     if (model.empty() || gpu.empty() == cluster.empty() || (concurrency == 0) == rate.empty()) {
       throw ConfigError(
           "give CONFIG, or --model M --gpu G --tp N --isl N --osl N --concurrency N (or --rate R)");
@@ -86,7 +95,7 @@ struct ServingOptions {
     if (!rate.empty()) asked.rate = rate;
     if (!asked.trace.empty()) asked.trace = std::filesystem::absolute(asked.trace).string();
     if (!remark.empty()) spdlog::warn("{}", remark);
-    return {one_deployment(asked, plan, concurrency), "options"};
+    return {one_deployment(asked, plan, concurrency), experiment_file};
   }
 };
 

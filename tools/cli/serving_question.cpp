@@ -34,7 +34,7 @@ Json resized(const ConfigNode& like, const std::string& gpu, int gpus) {
   Json cluster = like.json();
   const int per_node = std::min(gpus, cluster.at("gpus_per_node").get<int>());
   if (gpus % per_node != 0) {
-    throw ConfigError(fmt::format("--gpus {}: a node holds {} {}; use a multiple of {}", gpus,
+    throw ConfigError(fmt::format("{} GPUs: a node holds {} {}; use a multiple of {}", gpus,
                                   per_node, gpu, per_node));
   }
   const bool rack = cluster.at("scale_up_domain") > cluster.at("gpus_per_node");
@@ -209,6 +209,28 @@ int tokens_of_option(const std::string& option, const std::string& text) {
                     option, text, most));
   }
   return static_cast<int>(value);
+}
+
+std::string said_of_options(const std::string& message) {
+  const std::size_t file = message.find(":/"), pointer = file + 1, text = message.find(": ");
+  if (file == std::string::npos || text == std::string::npos || text < file) return message;
+  if (std::filesystem::path(message.substr(0, file)).filename() != experiment_file) return message;
+  struct Made {
+    std::string_view key, option;
+  };
+  static constexpr Made made[] = {{"/model", "--model"},
+                                  {"/cluster", "--cluster"},
+                                  {"/gpu", "--gpu"},
+                                  {"/engine", "--engine"},
+                                  {"/anchor", "--anchor"},
+                                  {"/workload/gating", "--trace"},
+                                  {"/precision/kv_cache", "--kv-cache-dtype"},
+                                  {"/precision", "--precision"}};
+  const auto of = std::ranges::find_if(made, [&](const Made& option) {
+    return std::string_view(message).substr(pointer, text - pointer).starts_with(option.key);
+  });
+  const std::string said = message.substr(text + 2);
+  return of == std::end(made) ? said : fmt::format("{}: {}", of->option, said);
 }
 
 Json one_deployment(const ServingQuestion& question, const ParallelPlan& plan, int concurrency) {

@@ -13,7 +13,7 @@
 namespace moesim {
 
 /// What messages call the experiment that a question makes: no file holds it.
-inline constexpr const char* experiment_file = "plan";
+inline constexpr const char* experiment_file = "options";
 
 /// What is to be served, on what, and how fast.
 struct ServingQuestion {
@@ -48,6 +48,10 @@ Json base_deployment(const ServingQuestion&, const MoeModel&,
 /// and "fp8" for fp8_block where the known FP8 weights have a scale for each block. Returns what
 /// was taken as a sentence, or "". A precision that was asked for stays.
 std::string settle_checkpoint(ServingQuestion&);
+
+/// Returns a message about a key of the experiment that options made as one about the option. Users
+/// have not seen the keys. Other messages stay.
+std::string said_of_options(const std::string& message);
 
 /// A number of tokens on the command line: "4096" as well as "4k". Throws ConfigError.
 int tokens_of_option(const std::string& option, const std::string& text);

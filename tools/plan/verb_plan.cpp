@@ -741,30 +741,6 @@ int run_requests(const PlanOptions& options) {
   return code;
 }
 
-// What is wrong with the experiment that options made, said of the options: users have not seen its
-// keys.
-std::string said_of_options(const std::string& message) {
-  const std::size_t file = message.find(":/"), pointer = file + 1, text = message.find(": ");
-  if (file == std::string::npos || text == std::string::npos || text < file) return message;
-  if (std::filesystem::path(message.substr(0, file)).filename() != experiment_file) return message;
-  struct Made {
-    std::string_view key, option;
-  };
-  static constexpr Made made[] = {{"/model", "--model"},
-                                  {"/cluster", "--cluster"},
-                                  {"/gpu", "--gpu"},
-                                  {"/engine", "--engine"},
-                                  {"/anchor", "--anchor"},
-                                  {"/workload/gating", "--trace"},
-                                  {"/precision/kv_cache", "--kv-cache-dtype"},
-                                  {"/precision", "--precision"}};
-  const auto of = std::ranges::find_if(made, [&](const Made& option) {
-    return std::string_view(message).substr(pointer, text - pointer).starts_with(option.key);
-  });
-  const std::string said = message.substr(text + 2);
-  return of == std::end(made) ? said : fmt::format("{}: {}", of->option, said);
-}
-
 int run(const PlanOptions& options) {
   try {
     return options.sessions.empty() ? run_requests(options) : run_sessions(options);

@@ -327,14 +327,6 @@ std::string place_in_band(const ReproducedRow& row) {
                      scale * half, in_percent ? "points" : "%");
 }
 
-// RFC 4180. Figures begin with signs, and are no formulas.
-static std::string quoted(const std::string& cell) {
-  if (cell.find_first_of(",\"\n") == std::string::npos) return cell;
-  std::string text = "\"";
-  for (const char c : cell) text += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return text + "\"";
-}
-
 std::string results_csv(const std::vector<Reproduction>& figures) {
   std::string text = "figure,what,published,simulated,verdict,band,place_in_band,data_sheet,why\n";
   for (const Reproduction& figure : figures) {
@@ -349,8 +341,9 @@ std::string results_csv(const std::vector<Reproduction>& figures) {
                                    within ? place_in_band(row) : "",
                                    row.data_sheet ? data_sheet_text(row) : "",
                                    why_text(row)};
+      // Figures begin with signs, and are no formulas.
       for (const std::string& cell : cells)
-        text += quoted(cell) + (&cell == std::end(cells) - 1 ? "\n" : ",");
+        text += csv_field(cell) + (&cell == std::end(cells) - 1 ? "\n" : ",");
     }
   }
   return text;

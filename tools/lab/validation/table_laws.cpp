@@ -9,6 +9,7 @@
 
 #include "hardware/at.hpp"
 #include "hardware/kernels/experts.hpp"
+#include "sim/report/statistics.hpp"
 
 namespace moesim {
 
@@ -20,12 +21,6 @@ using Indices = std::vector<std::size_t>;
 constexpr double few_tokens = 64;
 // Fewer pairs of rows than this are no evidence against a kernel.
 constexpr std::size_t enough = 8;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 /// The coordinates of a row on some axes.
 Coordinates on(const MeasuredTable& table, TableAxis::Varies varies, const LawRow& row) {
