@@ -81,10 +81,10 @@ std::span<const Key> anchor_keys() {
       {"ttft", form::object(fit_keys), unset("as predicted"),
        "correction of the time to first token"},
       {"model", form::text, unset("any"),
-       "the model that was measured: of another one it is refused"},
-      {"gpu", form::text, unset("any"), "the GPU that was measured: of another one it is refused"},
-      {"layouts", layout_texts, unset("any"),
-       "layouts that were measured: at another one a remark says so"}};
+       "the measured model; experiments of other models refuse the anchor"},
+      {"gpu", form::text, unset("any"),
+       "the measured GPU; experiments on other GPUs refuse the anchor"},
+      {"layouts", layout_texts, unset("any"), "the measured layouts; other layouts get a remark"}};
   return keys;
 }
 

@@ -123,9 +123,9 @@ void read_placement(const ConfigNode& node, PoolSpec& spec) {
     }
     if (spec.replication == 1 && experts % ranks != 0)
       spec.remarks.push_back(
-          fmt::format("\"placement\": {} experts do not fill {} GPUs evenly, so that {} slots of "
-                      "each layer hold "
-                      "copies; vLLM leaves the last GPUs one expert less, SGLang refuses",
+          fmt::format("\"placement\": {} experts do not fill {} GPUs evenly; slots of a layer "
+                      "that hold copies: {}. vLLM leaves the last GPUs one expert less, SGLang "
+                      "refuses",
                       experts, ranks, spec.placement_problem.slots_per_gpu * ranks - experts));
     Load load = read_load(reader.child("load"));
     spec.bind_odd_only = load.disjoint;

@@ -89,8 +89,7 @@ void refuse_unknown_verb(const Program& program, std::string_view word) {
   std::error_code none;
   const std::string_view nearest = nearest_name(word, names);
   if (std::filesystem::exists(word, none))
-    throw ConfigError(
-        fmt::format("{} is a file; to simulate it: {} run {}", word, program.name, word));
+    throw ConfigError(fmt::format("{} is a file; to simulate it: moesim run {}", word, word));
   throw ConfigError(fmt::format("there is no verb \"{}\"; {}", word,
                                 nearest.empty() ? fmt::format("one of: {}", join_names(names))
                                                 : fmt::format("did you mean \"{}\"?", nearest)));
