@@ -286,7 +286,16 @@ def said_of(folder):
                   "placement": "linear", "token_routing": {"prefill": "even", "decode": "even"},
                   "dispatch": {"prefill": "all_to_all", "decode": "all_to_all"}, "seed": 1}
     (folder / "exp.json").write_text(json.dumps(experiment))
-    done = subprocess.run([moesim, "check", str(folder / "exp.json")], capture_output=True, text=True)
+    return checked(str(folder / "exp.json"))
+
+
+def said_by_options(folder, engine):
+    """The same of a deployment without a file, under an engine's settings."""
+    return checked("--model", str(folder), "--gpu", "b200", "--concurrency", "8", "--engine", engine)
+
+
+def checked(*arguments):
+    done = subprocess.run([moesim, "check", *arguments], capture_output=True, text=True)
     if done.returncode != 0:
         return None, done.stderr
     text = " ".join(done.stdout.split())
@@ -328,6 +337,10 @@ with tempfile.TemporaryDirectory() as name:
         said, error = said_of(folder)
         want, gb = expected(modules, stored)
         wrong = [] if said else [error]
+        for engine in ("none", "vllm", "sglang", "trtllm"):
+            served, error = said_by_options(folder, engine)
+            if served != said:
+                wrong.append(f"as options under {engine}: {served or error}, by a file {said}")
         for part, shares in want.items() if said else []:
             got = {of: share for of, share in said[part].items()}
             if got.keys() != shares.keys() or any(abs(got[of] - shares[of]) > 0.11 for of in shares):

@@ -39,7 +39,8 @@ struct Situation {
   double prompt = 0, output = 0;  // tokens of the longest
   double concurrency = 0;
   double dp = 1, tp = 1;
-  double domain = 1;  // GPUs of an NVLink domain
+  double domain = 1;       // GPUs of an NVLink domain
+  bool files_say = false;  // the model's files say how it is quantised, and the experiment does not
 };
 
 // The precision with the largest share.
@@ -70,8 +71,10 @@ Situation look_at(const ConfigNode& experiment) {
     const MoeModel model = read_model(file);
     now.model = model.name;
     // Left out, the precision is that of the model's files.
-    if (const auto stored = read_stored_precision(file, model))
+    if (const auto stored = read_stored_precision(file, model)) {
       now.experts = precision_names[static_cast<std::size_t>(stored->plan.experts)];
+      now.files_say = stored->quantised && !json.contains(Json::json_pointer("/precision/experts"));
+    }
   }
   if (const std::string given = text_at(json, "/precision/experts"); !given.empty())
     now.experts = given;
@@ -292,7 +295,10 @@ ConfigNode with_preset(const ConfigNode& experiment) {
   const ServingEngine* engine = find_engine(now.engine.name);
   if (engine == nullptr) return experiment;
   Json config = experiment.json();
-  fill(config, settings_of(preset_of(*engine), now));
+  Json preset = settings_of(preset_of(*engine), now);
+  // Without a recipe the preset only guesses what a checkpoint's own files say.
+  if (now.files_say && now.engine.recipe.empty()) preset.erase("precision");
+  fill(config, preset);
   return {std::move(config), experiment.file(), experiment.pointer()};
 }
 

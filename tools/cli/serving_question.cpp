@@ -97,28 +97,22 @@ Precision precision_named(std::string_view option, const std::string& name) {
                                 join_names(precision_names)));
 }
 
-// What the question says of precisions, else what the model's files do; null where neither does.
-// Presets of engines go by what an experiment says.
+// The precisions that the question names; null where it leaves all to the model's files.
 Json precision_of(const ServingQuestion& question, const MoeModel& model,
                   const std::optional<StoredPrecision>& stored) {
-  Precision experts = stored ? stored->plan.experts : Precision::bf16;
-  Precision others = stored ? stored->plan.attention : Precision::bf16;
+  const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
+  Json precision;
   if (!question.precision.empty()) {
     const std::size_t slash = question.precision.find('/');
-    experts = precision_named("--precision", question.precision.substr(0, slash));
+    const Precision experts = precision_named("--precision", question.precision.substr(0, slash));
     const bool four_bits = bytes_per_element(experts) < 1;
+    Precision others = stored ? stored->plan.attention : Precision::bf16;
     if (slash != std::string::npos) {
       others = precision_named("--precision", question.precision.substr(slash + 1));
     } else if (!four_bits || model.experts == 0) {
       others = experts;
     }
-  }
-  if (!stored && question.precision.empty() && question.kv_cache_dtype.empty()) return {};
-  const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
-  Json precision{{"experts", name(experts)}, {"attention", name(others)}};
-  if (stored && question.precision.empty()) {
-    precision["experts"] = precision_json(experts, stored->plan.expert_shares);
-    precision["attention"] = precision_json(others, stored->plan.attention_shares);
+    precision = {{"experts", name(experts)}, {"attention", name(others)}};
   }
   if (!question.kv_cache_dtype.empty())
     precision["kv_cache"] = name(precision_named("--kv-cache-dtype", question.kv_cache_dtype));
