@@ -32,7 +32,7 @@ def cases(work):
         "producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}))
     quantised = {key: value for key, value in tiny.items() if key != "precision"} | {"model": "checkpoint"}
     (work / "turns.jsonl").write_text("".join(json.dumps({
-        "timestamp": s, "input_length": 20, "output_length": 4, "hash_ids": []}) + "\n" for s in range(4)))
+        "timestamp": s, "input_length": 20, "output_length": 4, "hash_ids": [s]}) + "\n" for s in range(4)))
     recorded = json.loads(json.dumps(tiny)) | {"model": "gpt_oss_20b"}
     recorded["workload"]["gating"] = {"type": "recorded", "trace": "data/traces/samples/small"}
     anchored = json.loads(json.dumps(tiny)) | {"anchor": "anchor.json"}
