@@ -122,6 +122,19 @@ python3 -c 'import json, sys; json.dump(json.load(open(sys.argv[1]))["context"][
 "$moesim" run "$work/again.json" --json >"$work/c" 2>/dev/null || fail "the resolved config does not run"
 cmp "$work/a" "$work/c" || fail "the resolved config gives another report"
 # A tier: 98,304 B of each token, 1,024 tokens, 63 GB/s x .85.
+# Steps for another scheduler: twice the same bytes, and a wrong line is refused.
+step='{"ranks":[{"new":[1,512],"context":[90,0]},{},{},{},{},{},{},{}]}'
+printf '%s\n\n%s' "$step" "$step" | "$moesim" price "$config" >"$work/a" 2>/dev/null || fail "price"
+printf '%s\n%s\n' "$step" "$step" | "$moesim" price "$config" 2>/dev/null | cmp - "$work/a" || fail "price: not the same bytes"
+(($(grep -c '"seconds":[0-9].*"holds":"mixed".*"activated":' "$work/a") == 2)) || fail "price: $(cat "$work/a")"
+refuses_line() { printf '%s\n' "$2" >"$work/in"; refuses "price: $2" "$1" price "$config" <"$work/in"; }
+refuses_line '^moesim: batch 1:/: is not JSON' '{'
+refuses_line 'batch 1:/ranks: has 1 ranks, and the deployment 8' '{"ranks":[{}]}'
+refuses_line 'batch 1:/ranks: no rank has a new token' '{"ranks":[{},{},{},{},{},{},{},{}]}'
+refuses_line 'batch 1:/ranks/0: has other keys' "${step/context/past}"
+refuses_line 'batch 1:/ranks/0: "new" and "context" must have' "${step/90,0/90}"
+refuses_line 'batch 1:/ranks/0/new/1: expected a whole number from 1' "${step/512/5.5}"
+refuses "price: a socket in no folder" 'none/s: No such file or directory; name a path' price "$config" --socket "$work/none/s"
 "$moesim" explain configs/agent_sessions_tiers.json --step prefill --samples 1 2>/dev/null |
   grep -q 'tier host: a load of 1,024 tokens takes 1.880 ms' || fail "explain: no time of a load from a tier"
 # Tables keep to 100 columns where nothing says how wide the output is, as in a pipe, and to COLUMNS where that does.

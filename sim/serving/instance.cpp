@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "sim/serving/padding.hpp"
 #include "sim/step/cut_anew.hpp"
 
 namespace moesim {
@@ -542,30 +543,6 @@ void Instance::classify_step() {
       looks_again ? deployment_.api_server.receive_interval : decodes_since_received_ + 1;
 }
 
-// With CUDA graphs all ranks pad a decode step to the captured size that holds the
-// largest rank. The padding computes; it is not routed, and sends nothing.
-void Instance::pad_to_graph() {
-  if (summary_.kind != StepKind::decode) return;
-  std::int32_t largest = 0;
-  for (const RankStep& rank : batch_.ranks) largest = std::max(largest, rank.tokens);
-  const std::vector<std::int32_t>& sizes = deployment_.graph_sizes;
-  const auto size = std::lower_bound(sizes.begin(), sizes.end(), largest);
-  if (size == sizes.end()) return;
-  for (RankStep& rank : batch_.ranks) {
-    if (rank.tokens > 0) rank.padding = *size - rank.tokens;
-  }
-}
-
-// In a step with prompts made-up ones stand for the tokens that a rank has less than another.
-void Instance::pad_to_longest() {
-  if (summary_.kind == StepKind::decode) return;
-  std::int32_t longest = 0;
-  for (const RankStep& rank : batch_.ranks) longest = std::max(longest, rank.tokens);
-  for (RankStep& rank : batch_.ranks) {
-    if (rank.tokens > 0) rank.padding = longest - rank.tokens;
-  }
-}
-
 // Tokens that were generated before each single token of the step, in its order.
 std::span<const std::int32_t> Instance::decode_places() {
   if (!decode_places_.empty()) return decode_places_;
@@ -665,8 +642,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   summary_.kv_blocks_used = used_blocks();
   summary_.held = held_;
   classify_step();
-  pad_to_graph();
-  if (deployment_.prefill_alignment.pads) pad_to_longest();
+  pad(deployment_, summary_.kind, batch_);
   if (shares_host_link()) share_host_links(now);
   price_step(now);
   move_experts();

@@ -180,8 +180,6 @@ class Instance {
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank);
   void compute_one_each(Rank& rank, std::int32_t index);
   void classify_step();
-  void pad_to_graph();
-  void pad_to_longest();
   std::span<const std::int32_t> decode_places();
   void take_two_terms();
   void price_step(Time now);

@@ -11,6 +11,8 @@ constexpr std::array ask{
     Verb{"run", "simulate one experiment", setup_run},
     Verb{"plan", "the best deployment of a model on some GPUs under an SLO", setup_plan},
     Verb{"explain", "one forward step, operation by operation", setup_explain},
+    Verb{"price", "step times for another scheduler: a batch a line, from stdin or a socket",
+         setup_price},
     Verb{"what-if", "an experiment compared with a changed one, and what tells why", setup_what_if},
     Verb{"replay", "score policies on a recorded routing trace, without an event loop",
          setup_replay},

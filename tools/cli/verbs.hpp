@@ -33,6 +33,7 @@ Action setup_replay(CLI::App&);
 Action setup_bench(CLI::App&);
 Action setup_place(CLI::App&);
 Action setup_explain(CLI::App&);
+Action setup_price(CLI::App&);
 Action setup_what_if(CLI::App&);
 Action setup_trace(CLI::App&);
 Action setup_list(CLI::App&);
