@@ -179,6 +179,38 @@ def anchors(work, config, experiment):
     check(done.returncode == 0 and "measured at tp2 ep2, not at tp4 ep4" in done.stderr, f"another layout: {done.stderr}")
 
 
+SERVED = {"id": "a", "category": "e2e", "gpu": "B200", "n_gpu": "4", "model": "MiniMax-M2.5", "op": "online serving vllm 0.19.0",
+          "precision": "fp8", "tp": "4", "ep": "4", "dp": "1", "concurrency": "16", "isl": "1024", "osl": "1024", "metric": "TPOT",
+          "value": "10.6"}
+# A field of a measured run, what stands there, and what the refusal says of it.
+SAY_NOTHING = [("concurrency", "0", "requests in flight"), ("concurrency", "", "requests in flight"), ("concurrency", "16.5", "16.5"),
+               ("osl", "1", "no TPOT"), ("osl", "0", "at least 1 token"), ("isl", "0", "at least 1 token"), ("tp", "0", "tp is 0"),
+               ("tp", None, "tp is 0 or missing"), ("tp", "3", "does not divide"), ("n_gpu", "0", "take 4"),
+               ("gpu", "RTX9999", "moesim list gpus"), ("metric", "ITL", "TPOT and TTFT"), ("precision", "w4a8", "nvfp4 and int4"),
+               ("value", "nan", '"nan"'), ("value", "10,618", '"10,618"'), ("value", "-1", '"-1"'), ("value", "0", "more than 0")]
+
+
+def refusals(work):
+    """Measured runs that say nothing are refused with their line, and no anchor is written."""
+    file, anchor = work / "runs.csv", work / "runs_anchor.json"
+
+    def served(row):
+        with open(file, "w", newline="") as out:
+            rows = csv.DictWriter(out, row)
+            rows.writeheader(), rows.writerow(row)
+        return run("bench", "--serving", file, "--anchor", anchor)
+
+    for key, value, why in SAY_NOTHING:
+        row = {of: said for of, said in SERVED.items() if of != key or value is not None}
+        done = served({**row, **({key: value} if value is not None else {})})
+        check(done.returncode == 2 and done.stderr.count("\n") == 1 and "runs.csv:2: " in done.stderr and why in done.stderr,
+              f"--serving, {key} {value}: exit {done.returncode}: {done.stderr}")
+        check(not anchor.exists(), f"--serving, {key} {value}: wrote an anchor")
+    for key, value in (("precision", "FP8"), ("metric", "tpot"), ("gpu", "b200")):
+        done = served({**SERVED, key: value})
+        check(done.returncode == 0 and anchor.exists(), f"--serving, {key} {value}: exit {done.returncode}: {done.stderr}")
+
+
 def main():
     with tempfile.TemporaryDirectory(prefix="moesim-bench.") as folder:
         work = pathlib.Path(folder)
@@ -192,6 +224,7 @@ def main():
         config.write_text(json.dumps(experiment))  # its own load is another
         against_itself(work, config, experiment)
         anchors(work, config, experiment)
+        refusals(work)
 
         file = work / "vllm.json"
         file.write_text(json.dumps({**vllm(measured(work, experiment, LOADS["closed loop"]), LOADS["closed loop"]),
