@@ -3,42 +3,45 @@
 tools/lab/study/studies.json; the folder holds, for NAME in recorded, presets and prefill, what this wrote:
 
     moesim-lab study regimes configs/study_NAME.json -o out/NAME.sqlite --csv out/NAME.csv > out/NAME.txt
+
+and as recorded_2, recorded_3 and recorded_4 those of study_recorded.json with the seeds 2, 3 and 4: other halves of the requests.
 """
 import collections, csv, json, pathlib, re, sys
 
-MEASURED, VLLM = "measured kernels", "gather, reduce-scatter"
+ENGINE, FAMILIES, GATHER, ANY = "vLLM's kernels", "family constants", "gather, reduce-scatter", None
 SMALL = 4  # tokens per expert
+DEALS = ["recorded", "recorded_2", "recorded_3", "recorded_4"]
+CHARGES = {"free": "free_ms", "as published": "published_ms", "our kernels": "fast_ms"}
 
 
-def rows_of(folder, study):
-    for row in csv.DictReader(open(folder / f"{study}.csv")):
-        if row["constants"] == MEASURED and row["exchange"] in (VLLM, "") and row["fits"] == "1":
-            yield row
-
-
-def changes(folder, study):
-    """Percent of no replication behind the same exchange, deciding free: by (case, x), then by (policy, ratio)."""
+def changes(folder, study, constants=ENGINE, exchange=GATHER, charge="free_ms"):
+    """Percent of no replication: by (case, x), then by policy, each at its best ratio and at its best exchange if that is ANY."""
     steps = collections.defaultdict(dict)
-    for row in rows_of(folder, study):
-        ms = float(row["free_ms"] or row["step_ms"])
-        steps[row["case"], float(row["x"])][row["policy"], float(row["replication"])] = ms
-    return {cell: {key: 100 * (ms / policies["none", 1.0] - 1) for key, ms in policies.items()} for cell, policies in steps.items()}
+    for row in csv.DictReader(open(folder / f"{study}.csv")):
+        if row["constants"] == constants and row["exchange"] in (exchange or row["exchange"], "") and row["fits"] == "1":
+            cell, ms = steps[row["case"], float(row["x"])], float(row[charge] or row["step_ms"])
+            cell[row["policy"]] = min(ms, cell.get(row["policy"], ms))
+    return {place: {policy: 100 * (ms / cell["none"] - 1) for policy, ms in cell.items()} for place, cell in steps.items()}
 
 
-def best(cell, policy):
-    return min(change for (name, _), change in cell.items() if name == policy)
+def cut(cell, policies=("ep 1", "ep 2", "ep 4")):
+    return min(cell[policy] for policy in policies)
+
+
+def rest(cell):
+    return min(change for policy, change in cell.items() if not policy.startswith("ep "))
 
 
 def verdicts(folder, study):
     text = (folder / f"{study}.txt").read_text().split("verdicts,")[1].split("\n\n")[0].splitlines()[2:]
     for line in text:
-        case, x, families, measured, verdict = re.split(r"  +", line.strip())
-        yield case, float(x), [float(n) for n in re.findall(r"[+-][\d.]+", families + measured)], verdict
+        case, x, *_, verdict = re.split(r"  +", line.strip())
+        yield case, float(x), verdict
 
 
 def break_even(folder, study, case):
     """us a layer at the smallest x, by (rival, policy)."""
-    text = (folder / f"{study}.txt").read_text().split(f"{case}; {MEASURED}\n")[1].split("break-even")[1].splitlines()
+    text = (folder / f"{study}.txt").read_text().split(f"{case}; {ENGINE}\n")[1].split("break-even")[1].splitlines()
     policies = re.split(r"  +", text[1].strip())[3:]
     found = {}
     for line in text[2:4]:
@@ -48,43 +51,58 @@ def break_even(folder, study, case):
     return found
 
 
-def figures(folder):
-    recorded, prefill = changes(folder, "recorded"), changes(folder, "prefill")
-    even = [best(cell, "even") for cell in recorded.values()]
-    worst = [change for cell in recorded.values() for (name, _), change in cell.items() if name == "even"]
-    faster = lambda policy: sum(best(cell, policy) < 0 for cell in recorded.values())
-    said = list(verdicts(folder, "recorded"))
-    small = [row for row in said if row[1] <= SMALL]
-    cut = [row for row in small if row[3] == "ep"]
-    savings = [-n for row in cut for n in row[2]]
-    packed = {x: best(cell, "eplb 0") for (_, x), cell in prefill.items()}
-    copies = [change - packed[x] for (_, x), cell in prefill.items() for (name, _), change in cell.items() if name == "eplb"]
-    cuts = [best(cell, "ep 4") for cell in prefill.values()]
-    v3 = next(cell for (case, x), cell in changes(folder, "presets").items() if case == "DeepSeek-V3" and x == 1)
-    number = lambda n: round(n, 1) + 0.0
+def number(n):
+    return round(n, 1) + 0.0
+
+
+def spread(changes):
+    return {"least": number(min(changes)), "most": number(max(changes))}
+
+
+def recorded(folder):
+    views = [changes(folder, "recorded", constants, exchange) for constants in (ENGINE, FAMILIES) for exchange in (GATHER, ANY)]
+    small = [place for place in views[0] if place[1] <= SMALL]
+    fastest = lambda policies: sum(all(cut(view[place], policies) < rest(view[place]) for view in views) for place in small)
+    saved = lambda constants, model: spread([-cut(changes(folder, "recorded", constants, ANY)[place]) for place in small if place[0].startswith(model)])
+    faster = lambda view, policy: sum(cell[policy] < 0 for cell in view.values())
+    agreed = lambda study: sum(verdict == "ep" for _, x, verdict in verdicts(folder, study) if x <= SMALL)
     return {
-        "recorded": {
-            "cells": len(recorded), "even longer": sum(n > 0 for n in even), "even least": number(min(even)), "even most": number(max(even)),
-            "even most at any ratio": number(max(worst)),
-            "metro faster": faster("metro"), "fewest faster": faster("metro fewest"), "exact faster": faster("exact"),
-            "small cells": len(small), "small cells cut": len(cut), "small cells open": sum(row[3] == "open" for row in small),
-            "cut saves least": number(min(savings)), "cut saves most": number(max(savings)),
-            "open": sum(row[3] == "open" for row in said),
-        },
-        "presets": {
-            "DeepSeek-V3, x 1": {name: number(best(v3, name)) for name in ("even", "metro", "metro fewest", "exact", "hybrid")},
-            "break-even, DeepSeek-V3, x 1": break_even(folder, "presets", "DeepSeek-V3"),
-            "cells": len(list(verdicts(folder, "presets"))), "open": sum(row[3] == "open" for row in verdicts(folder, "presets")),
-        },
-        "prefill": {
-            "packing saves least": number(-max(packed.values())), "packing saves most": number(-min(packed.values())),
-            "copies change least": number(min(copies)), "copies change most": number(max(copies)),
-            "cut costs least": number(min(cuts)), "cut costs most": number(max(cuts)),
-        },
+        "cells": len(views[0]),
+        "even longer": sum(cell["even"] > 0 for cell in views[0].values()), "even": spread([cell["even"] for cell in views[0].values()]),
+        "faster behind the gather": {policy: faster(views[0], policy) for policy in ("metro", "metro fewest", "exact")},
+        "faster behind the best exchange": {policy: faster(views[1], policy) for policy in ("metro", "metro fewest", "exact")},
+        "faster charged": {policy: faster(changes(folder, "recorded", ENGINE, GATHER, "published_ms"), policy) for policy in ("metro", "metro fewest", "exact")},
+        "small cells": len(small), "cut fastest": fastest(("ep 1", "ep 2", "ep 4")), "ep 1 fastest": fastest(("ep 1",)),
+        "cut within 1 %": agreed("recorded"), "deals, cut within 1 %": [agreed(study) for study in DEALS],
+        "cut saves": {f"{model}, {constants}": saved(constants, model)
+                      for model in ("gpt-oss", "DeepSeek") for constants in (ENGINE, FAMILIES)},
+        "open": sum(verdict == "open" for _, _, verdict in verdicts(folder, "recorded")),
     }
 
 
+def presets(folder):
+    policies = ("even", "metro", "metro fewest", "exact", "hybrid", "ep 4", "ep 1")
+    v3 = lambda constants, charge: changes(folder, "presets", constants, GATHER, charge)["DeepSeek-V3", 1.0]
+    said = [verdict for _, _, verdict in verdicts(folder, "presets")]
+    return {
+        "DeepSeek-V3, x 1": {f"{constants}, {name}": {policy: number(v3(constants, charge)[policy]) for policy in policies}
+                             for constants in (ENGINE, FAMILIES) for name, charge in CHARGES.items()},
+        "break-even, DeepSeek-V3, x 1": break_even(folder, "presets", "DeepSeek-V3"),
+        "cells": len(said), "open": said.count("open"),
+    }
+
+
+def prefill(folder):
+    cells = changes(folder, "prefill")
+    groups = sorted({case for case, _ in cells})
+    of = lambda group, figure: spread([figure(cell) for (case, _), cell in cells.items() if case == group])
+    return {re.search(r"\d+ H200", group).group(): {
+        "packing": of(group, lambda cell: cell["eplb 0"]), "with copies": of(group, lambda cell: cell["eplb"]),
+        "copies change": of(group, lambda cell: cell["eplb"] - cell["eplb 0"]), "cut": of(group, lambda cell: cell["ep 4"]),
+    } for group in groups}
+
+
 if __name__ == "__main__":
-    root = pathlib.Path(__file__).parents[1]
-    text = json.dumps(figures(pathlib.Path(sys.argv[1])), indent=1) + "\n"
-    (root / "tools/lab/study/studies.json").write_text(text)
+    root, folder = pathlib.Path(__file__).parents[1], pathlib.Path(sys.argv[1])
+    figures = {"recorded": recorded(folder), "presets": presets(folder), "prefill": prefill(folder)}
+    (root / "tools/lab/study/studies.json").write_text(json.dumps(figures, indent=1) + "\n")

@@ -67,9 +67,8 @@ TEST_CASE("a row of several numbers goes by the largest difference") {
   const Reproduction done = reproduce(
       figure(R"({"what": "w", "published": "9 / 5 us", "unit": " us", "values": ["m:/experts", 2],
                  "each": [9, 5], "band": [null, 4], "verdict": "within band"})"));
-  CHECK_THAT(
-      results_csv({done}),
-      Contains(",w,9 / 5 us,8.0 / 2.0; largest difference 3.000 us,within band,one-sided,,,\n"));
+  CHECK_THAT(results_csv({done}), Contains(",w,9 / 5 us,8.0 / 2.0; largest difference 3.000 "
+                                           "us,within band,one-sided,,,,,direction\n"));
 }
 
 TEST_CASE("cells of a study answer by case, constants, tokens, policy and exchange") {
@@ -128,7 +127,7 @@ TEST_CASE("a data sheet takes the place of the cluster it is given for, and of n
   CHECK(*other.rows[0].data_sheet < other.rows[0].simulated);  // no launches at all
   CHECK(*other.rows[1].data_sheet == 8);
   CHECK(other.rows[1].data_sheet_verdict == Verdict::within_band);
-  CHECK_THAT(results_csv({other}), Contains(",\"8.000, within band\",\n"));
+  CHECK_THAT(results_csv({other}), Contains(",\"8.000, within band\",,,hit\n"));
   const Reproduction same = figure_on("h200x8.json");
   CHECK(*same.rows[0].data_sheet == same.rows[0].simulated);
 }
@@ -152,7 +151,7 @@ TEST_CASE("a verdict says where in its band a value lies") {
       R"({"what": "w", "published": "9 %", "unit": " %", "value": "m:/experts", "band": [4, 14],
           "verdict": "within band"})"));
   CHECK_THAT(results_csv({done}),
-             Contains(",w,9 %,8.000 %,within band,two-sided,-1.0 of +-5 points,,\n"));
+             Contains(",w,9 %,8.000 %,within band,two-sided,-1.0 of +-5 points,,,,hit\n"));
 }
 
 TEST_CASE("claims of moesim's own are counted apart from published figures") {
@@ -172,8 +171,46 @@ TEST_CASE("claims of moesim's own are counted apart from published figures") {
   add(Verdict::not_reproduced, BandKind::ours);
   add(Verdict::not_published, BandKind::none);
   const std::string counts = counts_markdown({figure});
-  CHECK_THAT(counts, Contains("Of 3 published figures 1 are within") && Contains("exact (1)"));
-  CHECK_THAT(counts, Contains("|METRO|1|1|1|2|1|\n"));
+  CHECK_THAT(counts, Contains("Of 3 published numbers 1 are hit, 1 agree in direction and 1 are"));
+  CHECK_THAT(counts, Contains("|METRO|1|1|1|0|2|1|\n"));
+}
+
+TEST_CASE("a published number counts once, by its worst row, and odd settings count apart") {
+  Reproduction figure;
+  figure.paper = "METRO";
+  const auto add = [&](Verdict verdict, const char* number, const char* apart) {
+    ReproducedRow row;
+    row.verdict = verdict;
+    row.band = BandKind::two_sided;
+    row.number = number;
+    row.apart = apart;
+    figure.rows.push_back(row);
+  };
+  add(Verdict::within_band, "Fig. 9", "");
+  add(Verdict::sign_only, "Fig. 9", "");
+  add(Verdict::within_band, "Fig. 10", "");
+  add(Verdict::not_reproduced, "Fig. 10", "charged as on A100");
+  add(Verdict::within_band, "", "");
+  add(Verdict::within_band, "", "");
+  CHECK_THAT(counts_markdown({figure}), Contains("|METRO|3|1|0|1|0|0|\n"));
+}
+
+TEST_CASE("a band that doing nothing meets tells the direction at most") {
+  const auto outcome = [](double value, double low, double high, const char* unit = " %") {
+    ReproducedRow row;
+    row.unit = unit;
+    row.simulated = value;
+    row.ends = {low, high};
+    row.band = BandKind::no_change;
+    return *standing_of(row);
+  };
+  CHECK(outcome(-3, -7, 3) == Standing::direction);
+  CHECK(outcome(.1, -7, 3) == Standing::contradicted);
+  CHECK(outcome(0, -7, 3) == Standing::contradicted);
+  CHECK(outcome(0, 0, 2) == Standing::direction);  // "about 0"
+  CHECK(outcome(1, -5, 5) == Standing::hit);       // no change was published
+  CHECK(outcome(1.1, .95, 1.27, "x") == Standing::direction);
+  CHECK(outcome(.97, .95, 1.27, "x") == Standing::contradicted);
 }
 
 TEST_CASE("bands that say much are told from bands that say little") {

@@ -130,6 +130,8 @@ ReproducedRow read_row(const ConfigNode& node, const Measured& measured,
     row.what = r.text("what");
     row.published = r.text("published");
     row.unit = r.text_or("unit", "");
+    row.number = r.text_or("number", "");
+    row.apart = r.text_or("apart", "");
     const Simulated simulated = simulate_row(r, measured);
     row.simulated = simulated.value;
     row.each = simulated.each;
@@ -189,6 +191,13 @@ std::string why_text(const ReproducedRow& row) {
     before = ", ";
   }
   return text;
+}
+
+std::string counts_as(const ReproducedRow& row) {
+  const std::optional<Standing> outcome = standing_of(row);
+  if (!outcome || row.band == BandKind::ours) return {};
+  const std::string name(standing_names[static_cast<std::size_t>(*outcome)]);
+  return row.apart.empty() ? name : fmt::format("{}, apart: {}", name, row.apart);
 }
 
 using Paths = std::map<std::filesystem::path, std::filesystem::path>;
@@ -257,25 +266,37 @@ Measured on_data_sheet(const ConfigNode& measured, Measured answers, const Paths
   return answers;
 }
 
-// Numbers of rows by verdict.
+// Of a paper: its numbers by the worst outcome of their rows, rows that are counted apart, claims
+// of moesim's own by verdict.
 struct Counts {
-  std::array<int, verdict_names.size()> published{}, ours{}, data_sheet{};
-  std::array<int, band_kind_names.size()> within{};  // published figures within band
-  int not_published = 0, data_sheet_tells = 0;
+  std::map<std::string, Standing> numbers;
+  std::array<int, standing_names.size()> apart{};
+  std::array<int, verdict_names.size()> ours{};
+  int not_published = 0;
 
-  void add(const ReproducedRow& row) {
-    if (row.verdict == Verdict::not_published) {
-      ++not_published;
+  void add(const std::string& paper, const ReproducedRow& row) {
+    if (row.band == BandKind::ours) {
+      ++ours[static_cast<std::size_t>(row.verdict)];
       return;
     }
-    const bool is_ours = row.band == BandKind::ours;
-    ++(is_ours ? ours : published)[static_cast<std::size_t>(row.verdict)];
-    if (row.verdict == Verdict::within_band && !is_ours)
-      ++within[static_cast<std::size_t>(row.band)];
-    if (!row.data_sheet) return;
-    ++data_sheet[static_cast<std::size_t>(row.data_sheet_verdict)];
-    const bool tells = row.band == BandKind::two_sided || row.band == BandKind::exact;
-    data_sheet_tells += tells && row.data_sheet_verdict == Verdict::within_band ? 1 : 0;
+    const std::optional<Standing> outcome = standing_of(row);
+    if (!outcome) {
+      ++not_published;
+    } else if (!row.apart.empty()) {
+      ++apart[static_cast<std::size_t>(*outcome)];
+    } else {
+      // A row without a number is one of its own.
+      const std::string number =
+          paper + ' ' + (row.number.empty() ? std::to_string(numbers.size()) : row.number);
+      Standing& worst = numbers.try_emplace(number, *outcome).first->second;
+      worst = std::max(worst, *outcome);
+    }
+  }
+
+  std::array<int, standing_names.size()> outcomes() const {
+    std::array<int, standing_names.size()> counts{};
+    for (const auto& [number, outcome] : numbers) ++counts[static_cast<std::size_t>(outcome)];
+    return counts;
   }
 };
 
@@ -315,6 +336,24 @@ Reproduction reproduce(const ConfigNode& file) {
   });
 }
 
+std::optional<Standing> standing_of(const ReproducedRow& row) {
+  switch (row.verdict) {
+    case Verdict::not_published: return std::nullopt;
+    case Verdict::not_reproduced: return Standing::contradicted;
+    case Verdict::sign_only: return Standing::direction;
+    case Verdict::within_band: break;
+  }
+  if (row.band == BandKind::one_sided) return Standing::direction;
+  if (row.band != BandKind::no_change) return Standing::hit;
+  const auto [low, high] = *row.ends;
+  const double no_change = row.unit == "x" ? 1 : 0;
+  const double published = (low + high) / 2 - no_change, simulated = row.simulated - no_change;
+  const bool at_its_end = low == no_change || high == no_change;
+  if (published == 0) return Standing::hit;  // what was published is no change
+  return published * simulated > 0 || (simulated == 0 && at_its_end) ? Standing::direction
+                                                                     : Standing::contradicted;
+}
+
 std::string place_in_band(const ReproducedRow& row) {
   if (!row.ends || row.ends->first == row.ends->second) return {};
   const double middle = (row.ends->first + row.ends->second) / 2;
@@ -328,7 +367,9 @@ std::string place_in_band(const ReproducedRow& row) {
 }
 
 std::string results_csv(const std::vector<Reproduction>& figures) {
-  std::string text = "figure,what,published,simulated,verdict,band,place_in_band,data_sheet,why\n";
+  std::string text =
+      "figure,what,published,simulated,verdict,band,place_in_band,data_sheet,why,number,counts_"
+      "as\n";
   for (const Reproduction& figure : figures) {
     for (const ReproducedRow& row : figure.rows) {
       const bool within = row.verdict == Verdict::within_band;
@@ -340,7 +381,9 @@ std::string results_csv(const std::vector<Reproduction>& figures) {
                                    std::string(band_kind_names[static_cast<std::size_t>(row.band)]),
                                    within ? place_in_band(row) : "",
                                    row.data_sheet ? data_sheet_text(row) : "",
-                                   why_text(row)};
+                                   why_text(row),
+                                   row.number,
+                                   counts_as(row)};
       // Figures begin with signs, and are no formulas.
       for (const std::string& cell : cells)
         text += csv_field(cell) + (&cell == std::end(cells) - 1 ? "\n" : ",");
@@ -354,32 +397,30 @@ std::string counts_markdown(const std::vector<Reproduction>& figures) {
   std::map<std::string, Counts> by_paper;
   for (const Reproduction& figure : figures) {
     for (const ReproducedRow& row : figure.rows) {
-      all.add(row);
-      by_paper[figure.paper].add(row);
+      all.add(figure.paper, row);
+      by_paper[figure.paper].add(figure.paper, row);
     }
   }
-  const auto sum = [](const auto& verdicts) { return verdicts[0] + verdicts[1] + verdicts[2]; };
+  const auto sum = [](const auto& counts) { return counts[0] + counts[1] + counts[2]; };
+  const auto numbers = all.outcomes();
   std::string text = wrapped(
       fmt::format(
-          "Of {} published figures {} are within their band, {} agree in sign only and {} are not "
-          "reproduced. Bands of those within are two-sided ({}), exact ({}), hold \"no change\" "
-          "too "
-          "({}), or are one-sided ({}). Of {} claims of moesim's own, {} hold, {} agree in sign "
-          "only "
-          "and {} do not hold. For {} more rows nothing is published. Sources simulated {} of the "
-          "figures: {} of these are within band on a data-sheet roofline, {} of them in two-sided "
-          "bands or exact.",
-          sum(all.published), all.published[0], all.published[1], all.published[2], all.within[0],
-          all.within[1], all.within[2], all.within[3], sum(all.ours), all.ours[0], all.ours[1],
-          all.ours[2], all.not_published, sum(all.data_sheet), all.data_sheet[0],
-          all.data_sheet_tells),
+          "Of {} published numbers {} are hit, {} agree in direction and {} are contradicted. A "
+          "number counts once, by the worst of its rows. Counted apart are {} rows that judge "
+          "numbers again under settings that their source may not have ({} hit, {} direction, {} "
+          "contradicted). Of {} claims of moesim's own, {} hold, {} agree in sign only and {} do "
+          "not hold. For {} more rows nothing is published.",
+          sum(numbers), numbers[0], numbers[1], numbers[2], sum(all.apart), all.apart[0],
+          all.apart[1], all.apart[2], sum(all.ours), all.ours[0], all.ours[1], all.ours[2],
+          all.not_published),
       100, 0);
   text +=
-      "\n\n|paper|within band|sign only|not reproduced|own claims that hold|that do not|\n"
-      "|---|---|---|---|---|---|\n";
+      "\n\n|paper|hit|direction|contradicted|apart|own claims that hold|that do not|\n"
+      "|---|---|---|---|---|---|---|\n";
   for (const auto& [paper, counts] : by_paper) {
-    text += fmt::format("|{}|{}|{}|{}|{}|{}|\n", paper, counts.published[0], counts.published[1],
-                        counts.published[2], counts.ours[0], counts.ours[1] + counts.ours[2]);
+    const auto of = counts.outcomes();
+    text += fmt::format("|{}|{}|{}|{}|{}|{}|{}|\n", paper, of[0], of[1], of[2], sum(counts.apart),
+                        counts.ours[0], counts.ours[1] + counts.ours[2]);
   }
   return text;
 }

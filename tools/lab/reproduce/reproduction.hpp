@@ -20,6 +20,14 @@ enum class Verdict { within_band, sign_only, not_reproduced, not_published };
 inline constexpr std::array<std::string_view, 4> verdict_names{"within band", "sign only",
                                                                "not reproduced", "not published"};
 
+/// What a number of a publication became. The worst of its rows decides.
+enum class Standing {
+  hit,        ///< within a two-sided band that leaves no change out, or equal to one number
+  direction,  ///< the right sign, or within a limit
+  contradicted
+};
+inline constexpr std::array<std::string_view, 3> standing_names{"hit", "direction", "contradicted"};
+
 /// How much a row within its band says, by the band.
 enum class BandKind {
   two_sided,  ///< tells more from less and from another size
@@ -42,6 +50,8 @@ struct Cause {
 struct ReproducedRow {
   std::string what;
   std::string published;  ///< as the source puts it
+  std::string number{};   ///< which published number it is, where several rows judge one
+  std::string apart{};    ///< why the row is not counted among its paper's; else empty
   std::string unit;       ///< of `simulated`, with the space before it; may be empty
   double simulated = 0;
   /// What was simulated for each of the published numbers, where there are several: `simulated` is
@@ -75,7 +85,7 @@ struct Reproduction {
 ///    "data_sheet": {"cluster file": "the same of data-sheet GPUs"},
 ///    "measured": {"name": {"<kind>": {...}}},          see measure()
 ///    "rows": [{"what", "published", "unit", "value": expression, "band": [low, high],
-///              "sign": [low, high], "ours": true, "verdict", "reason",
+///              "sign": [low, high], "ours": true, "number", "apart", "verdict", "reason",
 ///              "causes": {"input": expression}}]}
 ///
 /// A row of several numbers has "values", expressions, in place of "value", and "each", what was
@@ -86,19 +96,24 @@ struct Reproduction {
 /// without "sign" there is no such verdict. Without "band" nothing was published. "causes" are the
 /// same value with one input changed; told is by how much that changes it. With "data_sheet" runs,
 /// explained steps and frontiers on the named clusters are computed again on those given for them.
-/// "ours" marks a claim that the source does not make. An expression is a number, "name:/pointer"
+/// "ours" marks a claim that the source does not make. Rows of one "number" of a paper count once,
+/// rows with a text "apart" by themselves. An expression is a number, "name:/pointer"
 /// into what was measured, or one operation on a list of expressions: sum, difference, product,
 /// ratio, change (a over b, in percent), min, max. Throws ConfigError.
 Reproduction reproduce(const ConfigNode& file);
 
+/// Standing of a row; none where nothing was published. A band that holds no change is met by doing
+/// nothing: within it the sign decides, that of the band's middle.
+std::optional<Standing> standing_of(const ReproducedRow&);
 /// Where in its band a value lies: "+4.5 of +-5 points" from the middle for a value in percent,
 /// else in percent of the middle; empty for a band with one end, or of one number.
 std::string place_in_band(const ReproducedRow&);
 /// Rows of figures as CSV with a heading: the figure's name, what is published, what is simulated,
-/// the verdict, the kind of band, where in the band, the value on a data-sheet roofline, and why.
+/// the verdict, the kind of band, where in the band, the value on a data-sheet roofline, why, which
+/// number it is and what it counts as.
 std::string results_csv(const std::vector<Reproduction>&);
-/// Markdown of how many rows came out how: published figures and claims of moesim's own ("ours")
-/// apart, then a table by paper.
+/// Markdown of how published numbers came out, and claims of moesim's own ("ours") apart; then a
+/// table by paper.
 std::string counts_markdown(const std::vector<Reproduction>&);
 /// The table of the rows and what was assumed, for a terminal.
 std::string to_text(const Reproduction&);
