@@ -20,7 +20,7 @@ enum class Verdict { within_band, sign_only, not_reproduced, not_published };
 inline constexpr std::array<std::string_view, 4> verdict_names{"within band", "sign only",
                                                                "not reproduced", "not published"};
 
-/// What a number of a publication became. The worst of its rows decides.
+/// Standing of a published number. The worst of its rows decides.
 enum class Standing {
   hit,        ///< within a two-sided band that leaves no change out, or equal to one number
   direction,  ///< the right sign, or within a limit
@@ -105,12 +105,12 @@ Reproduction reproduce(const ConfigNode& file);
 /// Standing of a row; none where nothing was published. A band that holds no change is met by doing
 /// nothing: within it the sign decides, that of the band's middle.
 std::optional<Standing> standing_of(const ReproducedRow&);
-/// Where in its band a value lies: "+4.5 of +-5 points" from the middle for a value in percent,
-/// else in percent of the middle; empty for a band with one end, or of one number.
+/// Returns where in its band a value lies: "+4.5 of +-5 points" from the middle for a value in
+/// percent, else in percent of the middle; empty for a band with one end, or of one number.
 std::string place_in_band(const ReproducedRow&);
-/// Rows of figures as CSV with a heading: the figure's name, what is published, what is simulated,
-/// the verdict, the kind of band, where in the band, the value on a data-sheet roofline, why, which
-/// number it is and what it counts as.
+/// Returns rows of figures as CSV with a heading. Columns: the figure's name, what is published and
+/// simulated, the verdict, the kind of band, where in the band, the value on a data-sheet roofline,
+/// why, which number it is and what it counts as.
 std::string results_csv(const std::vector<Reproduction>&);
 /// Markdown of how published numbers came out, and claims of moesim's own ("ours") apart; then a
 /// table by paper.
