@@ -17,7 +17,7 @@ python3 - <<'PY'
 import json
 plan, alone = (json.load(open(f)) for f in ("found.json", "alone.json"))
 best = plan["best"][0]
-rates = [float(p["rate"].split()[0]) for p in plan["best"]]
+rates = [p["rate"] for p in plan["best"]]
 assert {"pools" in p["config"] for p in plan["best"]} == {True, False}, "one of each kind"
 assert all(p["state"] == "stable" for p in plan["best"])
 assert 0 < plan["choices"]["signs"][0]["right"] <= plan["choices"]["signs"][0]["pairs"], plan["choices"]
@@ -37,7 +37,7 @@ limits = {"ttft": 300, "tpot": 30}
 for p in plan["best"]:
     for name, limit in limits.items():
         assert abs(1 - p["metrics"][f"p90_{name}_ms"] / limit - p["margins"][name]) < 1e-9
-print(f"{best['shape']}: {best['rate']}, {plan['runs']} runs of {plan['fit']} shapes that fit")
+print(f"{best['shape']}: {best['rate']:.4g} /s, {plan['runs']} runs of {plan['fit']} shapes that fit")
 PY
 # Asked again, nothing is run again; another question is refused; the store draws as a sweep's does.
 "$moesim" "${ask[@]}" --json >again.json 2>log || fail "$(tail -n 1 log)"
@@ -62,6 +62,19 @@ joined() { sed -e ':a' -e '/\\$/{N;s/\\\n//;ba' -e '}' "$1"; }  # commands go on
 grep -q '^vllm serve Qwen/Qwen3-30B-A3B' vllm && joined vllm | grep -q 'vllm bench serve .*--random-input-len 200' || fail "no command of vLLM"
 joined sglang | grep -q 'sglang.launch_server .*--tp-size' || fail "no command of SGLang"
 joined trtllm | grep -q '^trtllm-serve .*--tp_size' || fail "no command of TensorRT-LLM"
+# A cached prefix is worth requests, and a GPU costs some; both are said in numbers.
+"$moesim" "${ask[@]}" --fail gpu=1 --json >failed.json 2>log || fail "--fail: $(tail -n 1 log)"
+"$moesim" "${ask[@]/plan.json/prefix}" --prefix-hit .8 --json >prefix.json 2>log || fail "--prefix-hit: $(tail -n 1 log)"
+python3 - <<'PY'
+import json
+plain, failed, prefix = (json.load(open(f)) for f in ("found.json", "failed.json", "prefix.json"))
+best = plain["best"][0]
+assert prefix["best"][0]["rate"] > 1.05 * best["rate"], (prefix["best"][0]["rate"], best["rate"])
+assert prefix["best"][0]["config"]["workload"]["sessions"]["shared_prefix"] == 160
+assert "fail" not in plain and failed["best"] == plain["best"]
+assert failed["fail"]["gpu"] == 1 and ("refused" in failed["fail"] or 0 <= failed["fail"]["rate"] < .9 * best["rate"]), failed["fail"]
+assert best["binds"]["limit"] in ("capacity", "TPOT", "TTFT") and 0 < best["binds"]["share"] < 1, best["binds"]
+PY
 # What cannot be met, and what makes no sense.
 hopeless=("${ask[@]/30 ms/1 us}")
 hopeless[-1]=hopeless  # the name of its files

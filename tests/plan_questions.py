@@ -67,7 +67,7 @@ def beaten_by(moesim, best, asked, folder):
     """Plain shapes that bear 3 % more than plan's best, alone, priced as plan's best is: steps drawn from samples differ
     less from each other than steps do, so that a sampled run meets a limit more often than an exact one."""
     config = {key: value for key, value in best["config"].items() if key != "pools"}
-    rate = 1.03 * float(best["rate"].split()[0])
+    rate = 1.03 * best["rate"]
     config |= {"dispatch": {"prefill": "all_gather", "decode": "all_gather"}}
     config["scheduling"] = {"type": "prefill_first" if asked.get("engine") == "sglang" else "chunked_prefill",
                             "max_num_batched_tokens": 8192, "max_num_seqs": 512}
@@ -112,7 +112,7 @@ def main():
             answered, seconds = answered + 1, seconds + took
             met, state = lasts(moesim, best["config"], name)
             lasting += met >= attainment - tolerance
-            print(f"{' '.join(str(v) for v in asked.values())}: {best['shape']}, {best['rate']}, met by "
+            print(f"{' '.join(str(v) for v in asked.values())}: {best['shape']}, {best['rate']:.4g} /s, met by "
                   f"{best['slo_attainment']:.3f}; four times as long {met:.3f} {state}"
                   f"{'' if met >= attainment - tolerance else ' DOES NOT LAST'}; {took:.0f} s of CPU", flush=True)
             if enumerated < options.whole:

@@ -53,10 +53,15 @@ void ProgressBar::update(std::int64_t done, std::int64_t total) {
     spdlog::info("{}", state);
     return;
   }
-  const auto full = static_cast<std::size_t>(total > 0 ? bar_width * done / total : 0);
-  const std::string bar =
-      std::string(full, '#') + std::string(static_cast<std::size_t>(bar_width) - full, '.');
-  fmt::print(stderr, "\r[{}] {}\033[K", bar, state);
+  std::string bar;
+  if (total > 0) {
+    const auto full = static_cast<std::size_t>(bar_width * done / total);
+    bar = fmt::format("[{}{}] ", std::string(full, '#'),
+                      std::string(static_cast<std::size_t>(bar_width) - full, '.'));
+  } else {
+    state += fmt::format(", {} taken", duration_text(elapsed));
+  }
+  fmt::print(stderr, "\r{}{}\033[K", bar, state);
   std::fflush(stderr);
   bar_open_ = true;
 }

@@ -150,6 +150,15 @@ Json base_deployment(const ServingQuestion& question, const MoeModel& model,
   }
   if (Json precision = precision_of(question, model, stored); !precision.is_null())
     config["precision"] = std::move(precision);
+  if (question.prefix > 0) {
+    // A request is a session of one turn: what sessions share is found in KV caches.
+    config["workload"].erase("lengths");
+    config["workload"]["sessions"] = {
+        {"type", "generated"},       {"turns", 1},
+        {"first", question.prompt},  {"new", 1},
+        {"output", question.output}, {"shared_prefix", question.prefix}};
+    config["kv_cache"]["prefix_caching"] = true;
+  }
   if (!question.ttft.empty()) config["slo"]["ttft"] = question.ttft;
   if (!question.tpot.empty()) config["slo"]["tpot"] = question.tpot;
   return config;

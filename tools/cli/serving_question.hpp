@@ -22,6 +22,7 @@ struct ServingQuestion {
   std::string engine = "vllm";
   std::string trace;  ///< of routing; none: synthetic gating
   int prompt = 1000, output = 200;
+  int prefix = 0;          ///< leading tokens that all prompts share, and caches keep
   std::string ttft, tpot;  ///< limits; empty: none
   /// "fp8", or "nvfp4/fp8": of the experts' weights, then of all others. Of one name of four bits
   /// the others of a model with experts stay as its files store them. Empty: all as stored.

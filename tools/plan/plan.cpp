@@ -56,10 +56,22 @@ double seconds_of(const Json& config, const char* key, double otherwise) {
   return value == nullptr ? otherwise : parse_quantity<Seconds>(value->get<std::string>()).count();
 }
 
+// Tokens of a request of the question: each is a session of one turn where prompts share a prefix.
+struct QuestionTokens {
+  double prompt, output;
+};
+
+QuestionTokens tokens_in(const Json& deployment) {
+  const Json& workload = deployment.at("workload");
+  if (const auto sessions = workload.find("sessions"); sessions != workload.end())
+    return {sessions->at("first"), sessions->at("output")};
+  return {workload.at("lengths").at("prompt"), workload.at("lengths").at("output")};
+}
+
 // From arrival to the last token for a request that just meets the SLO.
 double longest_stay(const Json& base) {
   constexpr double usual_ttft = 1, usual_tpot = .05;
-  const double output = base.at("workload").at("lengths").at("output");
+  const double output = tokens_in(base).output;
   return seconds_of(base, "/slo/ttft", usual_ttft) +
          output * seconds_of(base, "/slo/tpot", usual_tpot);
 }
@@ -330,9 +342,8 @@ class Search {
     const Json deployment = without_load(run.config);
     const Experiment e =
         load_experiment(ConfigNode(deployment, search_.folder / experiment_file), traces_);
-    const Json& lengths = deployment.at("workload").at("lengths");
-    const std::int64_t tokens =
-        lengths.at("prompt").get<std::int64_t>() + lengths.at("output").get<std::int64_t>();
+    const QuestionTokens of = tokens_in(deployment);
+    const auto tokens = static_cast<std::int64_t>(of.prompt + of.output);
     const Deployment& decode = e.decode();
     return decode.memory.kv_blocks / std::max<std::int64_t>(1, decode.kv_layout.blocks_for(tokens));
   }
@@ -347,8 +358,8 @@ class Search {
 
   // Whether a long run prices every token in reasonable time.
   bool exact_is_quick(const SloRun& run) const {
-    const Json& lengths = search_.base.at("workload").at("lengths");
-    const double tokens = lengths.at("prompt").get<double>() + lengths.at("output").get<double>();
+    const QuestionTokens of = tokens_in(search_.base);
+    const double tokens = of.prompt + of.output;
     return long_run(run.per_second()) * tokens * search_.model.moe_layers() *
                search_.model.experts_per_token <
            most_exact_ids;
@@ -381,7 +392,7 @@ class Search {
     SloSearch slo = search_over(std::move(drawn), long_stays);
     slo.proof = Proof::lasting;
     slo.draws = seeds;
-    const double output = search_.base.at("workload").at("lengths").at("output");
+    const double output = tokens_in(search_.base).output;
     const double most = std::max(most_requests, most_tokens / output);
     slo.set_load = [this, seeds, most, last = first + draws - 1](
                        Json& place, const std::string& rate, double per_second) {
@@ -527,30 +538,6 @@ Plan make_plan(const PlanSearch& search, TraceLibrary& traces, Remarks& remarks,
   return Search(search, traces, remarks, hooks).run();
 }
 
-namespace {
-
-// The part of the steps that takes most of their time, and what bounds it.
-std::string main_part(const Json& breakdown) {
-  const Json* most = nullptr;
-  std::string name;
-  for (const auto& [part, entry] : breakdown.at("parts").items()) {
-    if (most != nullptr && entry.at("seconds") <= most->at("seconds")) continue;
-    most = &entry;
-    name = part;
-  }
-  if (most == nullptr) return "";
-  std::string bound;
-  double seconds = 0;
-  const Json by_resource = most->value("bound_by", Json::object());
-  for (const auto& [resource, time] : by_resource.items()) {
-    if (time.get<double>() > seconds) bound = resource;
-    seconds = std::max(seconds, time.get<double>());
-  }
-  return fmt::format("{} {:.0f} % ({})", name, 100 * most->at("share").get<double>(), bound);
-}
-
-}  // namespace
-
 std::string limit_text(const SloRun& run) {
   if (run.heavier) return run.heavier->binds;
   const auto tpot = margin_of(run, "tpot"), ttft = margin_of(run, "ttft");
@@ -558,13 +545,29 @@ std::string limit_text(const SloRun& run) {
   return by_ttft ? "TTFT" : "TPOT";
 }
 
-std::string busy_text(const SloRun& run) {
+std::optional<BusyPart> busy_part(const SloRun& run) {
   const Json* breakdown = find_value(run.report, "/breakdown");
-  return breakdown == nullptr ? "" : main_part(*breakdown);
+  if (breakdown == nullptr) return std::nullopt;
+  std::optional<BusyPart> busy;
+  double longest = 0;
+  for (const auto& [part, entry] : breakdown->at("parts").items()) {
+    if (busy && entry.at("seconds") <= longest) continue;
+    longest = entry.at("seconds");
+    busy = {.part = part, .share = entry.at("share")};
+    double seconds = 0;
+    const Json by_resource = entry.value("bound_by", Json::object());
+    for (const auto& [resource, time] : by_resource.items()) {
+      if (time.get<double>() > seconds) busy->bound_by = resource;
+      seconds = std::max(seconds, time.get<double>());
+    }
+  }
+  return busy;
 }
 
-std::string binding_text(const SloRun& run) {
-  return fmt::format("{}; {}", limit_text(run), busy_text(run));
+std::string busy_text(const SloRun& run) {
+  const auto busy = busy_part(run);
+  if (!busy) return "";
+  return fmt::format("{} {:.0f} % ({})", busy->part, 100 * busy->share, busy->bound_by);
 }
 
 }  // namespace moesim

@@ -71,9 +71,15 @@ inline PlannedDeployment choices_of(const SloRun& run) { return choices_in(run.c
 /// What limits a deployment: what is missed first under more load ("capacity", "TPOT", "TTFT"), or
 /// the latency that is nearest to its limit where no more load was tried.
 std::string limit_text(const SloRun&);
-/// Where most of the time goes: "experts 41 % (HBM)"; "" where the run does not say.
+/// Part of the steps that takes most of their time, and what bounds it.
+struct BusyPart {
+  std::string part;        ///< "experts"
+  double share = 0;        ///< of the time
+  std::string bound_by{};  ///< "hbm"
+};
+/// Nothing where the run does not say.
+std::optional<BusyPart> busy_part(const SloRun&);
+/// The same as "experts 41 % (hbm)"; "" where the run does not say.
 std::string busy_text(const SloRun&);
-/// Both: "TPOT; experts 41 % (HBM)".
-std::string binding_text(const SloRun&);
 
 }  // namespace moesim

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <type_traits>
@@ -12,6 +14,7 @@
 #include <spdlog/spdlog.h>
 
 #include "hardware/shipped.hpp"
+#include "sim/experiment/pools.hpp"
 #include "sim/placement/placement.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/launch.hpp"
@@ -23,6 +26,7 @@
 #include "tools/cli/table.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/plan/lost_gpu.hpp"
 #include "tools/plan/plan.hpp"
 #include "tools/plan/session_answer.hpp"
 #include "tools/plan/stages.hpp"
@@ -38,7 +42,9 @@ namespace {
 
 struct PlanOptions {
   ServingQuestion question;
-  std::string model, cluster, output, launch, prompt = "1000", generated = "200", anchor;
+  std::string model, cluster, output, launch, prompt = "1000", generated = "200", anchor, prefix,
+                                              fail;
+  double prefix_hit = 0;
   std::vector<std::string> gpu;  // several: a plan for each
   std::vector<int> gpus{8};
   double attainment = .9;
@@ -101,6 +107,13 @@ ServingQuestion read_question(const PlanOptions& options) {
     spdlog::info("{}", remark);
   question.prompt = tokens_of_option("--isl", options.prompt);
   question.output = tokens_of_option("--osl", options.generated);
+  if (options.prefix_hit > 0)
+    question.prefix = static_cast<int>(std::lround(options.prefix_hit * question.prompt));
+  if (!options.prefix.empty()) question.prefix = tokens_of_option("--prefix", options.prefix);
+  if (question.prefix >= question.prompt && question.prefix > 0) {
+    throw ConfigError(fmt::format("--prefix: {} tokens leave none of a prompt of {} to compute",
+                                  question.prefix, question.prompt));
+  }
   if (!question.trace.empty()) question.trace = std::filesystem::absolute(question.trace).string();
   if (!question.ttft.empty()) question.ttft = duration_of("--ttft", question.ttft);
   if (!question.tpot.empty()) question.tpot = duration_of("--tpot", question.tpot);
@@ -244,6 +257,53 @@ int gpus_of(const PlannedDeployment& chosen) {
   return of_group(chosen.decode) + (chosen.prefill ? of_group(*chosen.prefill) : 0);
 }
 
+// "1", "1 and 2", "1, 2 and 4"
+std::string numbers_text(const std::vector<std::size_t>& rows) {
+  std::string text;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == rows.size() ? " and " : ", ") + std::to_string(rows[i] + 1);
+  }
+  return text;
+}
+
+// The pool that binds a deployment of two: "decode pool (dp4 ep4)"; "" where that is not known.
+std::string binding_pool(const SloRun& run) {
+  const PlannedDeployment chosen = choices_of(run);
+  const std::string limit = limit_text(run), shape = chosen.shape();
+  const std::string_view between = ", decode ";
+  const std::size_t at = shape.find(between);
+  if (!chosen.apart() || at == shape.npos) return "";
+  if (limit == "TPOT")
+    return fmt::format("decode pool ({}, {})", shape.substr(at + between.size()), chosen.routing());
+  constexpr std::string_view first = "prefill ";
+  return limit == "TTFT"
+             ? fmt::format("prefill pool ({})", shape.substr(first.size(), at - first.size()))
+             : "";
+}
+
+// Common properties of several rows, once for all of them: a pool that binds, and loads no further
+// apart than the search tells.
+std::string shared_text(const std::vector<SloRun>& runs) {
+  std::map<std::string, std::vector<std::size_t>> by_pool;
+  std::vector<std::size_t> equal;
+  constexpr double step = 1.0165;  // loads of the search are 1.6 % apart
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (const std::string pool = binding_pool(runs[i]); !pool.empty()) by_pool[pool].push_back(i);
+    if (runs[i].per_second() * step >= runs.front().per_second()) equal.push_back(i);
+  }
+  std::string text;
+  for (const auto& [pool, rows] : by_pool) {
+    if (rows.size() > 1)
+      text += wrapped(fmt::format("{}: the same {} binds", numbers_text(rows), pool)) + "\n";
+  }
+  if (equal.size() > 1)
+    text += wrapped(fmt::format("{} tie: their loads are at most a step of 1.6 % apart, which the "
+                                "search cannot tell from a difference",
+                                numbers_text(equal))) +
+            "\n";
+  return text;
+}
+
 std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const Asked& asked,
                      bool by_energy) {
   Table table({"", "copies", "routing", "chunk", "seqs", "req/s", "met", "+5 %", "uniform",
@@ -337,14 +397,24 @@ std::string active_text(const SloRun& first, const MoeModel& model) {
       experts->at("uniform_experts_mean").get<double>());
 }
 
+OrderedJson binds_json(const SloRun& run) {
+  OrderedJson json{{"limit", limit_text(run)}};
+  if (const auto busy = busy_part(run)) {
+    json["part"] = busy->part;
+    json["share"] = busy->share;
+    json["bound_by"] = busy->bound_by;
+  }
+  return json;
+}
+
 OrderedJson to_json(const SloRun& run) {
   OrderedJson json{{"shape", choices_of(run).shape()},
-                   {"rate", run.rate},
+                   {"rate", run.per_second()},
                    {"state", state_of(run)},
                    {"seeds", run.draws},
                    {"goodput", run.per_second() * run.trial.attainment},
                    {"slo_attainment", run.trial.attainment},
-                   {"binds", binding_text(run)},
+                   {"binds", binds_json(run)},
                    {"config", run.config},
                    {"metrics", run.report.at("metrics")}};
   if (run.heavier) {
@@ -450,11 +520,37 @@ std::string question_text(const PlanOptions& options, const ServingQuestion& que
     if (!limit.empty())
       limits += fmt::format("{} {} within {}", limits.empty() ? "" : ",", name, limit);
   }
-  return wrapped(fmt::format("{} ({}) on {}, {} tokens in, {} out;{} for {} of the requests",
+  const std::string prefix =
+      question.prefix > 0
+          ? fmt::format(" ({} of them a prefix of all prompts, in the KV cache)", question.prefix)
+          : "";
+  return wrapped(fmt::format("{} ({}) on {}, {} tokens in{}, {} out;{} for {} of the requests",
                              asked.search.model.name, assumed_precision(run, asked), asked.cluster,
-                             question.prompt, question.output, limits,
+                             question.prompt, prefix, question.output, limits,
                              percent(options.attainment))) +
          "\n\n";
+}
+
+// Layout of the pool that decodes, as anchors name it.
+std::string anchored_layout(const PoolSpec& pool) {
+  return layout_text(pool.parallel, pool.instances);
+}
+
+// True if the anchor was measured at another layout.
+bool is_of_another_layout(const PoolSpec& pool) {
+  const std::vector<std::string>& known = pool.anchor->layouts;
+  return !known.empty() && std::ranges::find(known, anchored_layout(pool)) == known.end();
+}
+
+OrderedJson anchor_json(const PoolSpec& pool) {
+  const auto fit = [](const AnchorFit& of, double factor) {
+    return OrderedJson{{"runs", of.runs}, {"factor", factor}, {"leave_one_out", of.leave_one_out}};
+  };
+  return {{"deployment", pool.anchor->deployment},
+          {"layouts", pool.anchor->layouts},
+          {"tpot", fit(pool.anchor->tpot, pool.anchored_tpot)},
+          {"ttft", fit(pool.anchor->ttft, pool.anchored_tpot * pool.anchored_ttft)},
+          {"of_another_layout", is_of_another_layout(pool)}};
 }
 
 // What corrects the first deployment: empty without an anchor.
@@ -462,7 +558,47 @@ std::string anchored_text(const Asked& asked, const SloRun& first) {
   if (!first.config.contains("anchor")) return "";
   const ExperimentSpec spec = read_spec({first.config, asked.config_file()});
   const PoolSpec& pool = spec.pools.back();
-  return anchor_line(*pool.anchor, pool.anchored_tpot, pool.anchored_tpot * pool.anchored_ttft);
+  std::string text =
+      anchor_line(*pool.anchor, pool.anchored_tpot, pool.anchored_tpot * pool.anchored_ttft);
+  if (is_of_another_layout(pool)) {
+    text += wrapped(fmt::format("ANOTHER LAYOUT: the anchor was not measured at {}, so its errors "
+                                "may not hold there",
+                                anchored_layout(pool))) +
+            "\n";
+  }
+  return text;
+}
+
+// Load of the first deployment without one GPU: nothing unless it is asked for.
+std::optional<LostGpu> lost_gpu(const PlanOptions& options, const Asked& asked,
+                                const SloRun& first) {
+  if (options.fail.empty()) return std::nullopt;
+  TraceLibrary traces;
+  return without_gpu(first.config, asked.search.folder, lost_gpu_of(options.fail),
+                     first.per_second(), options.attainment, traces);
+}
+
+std::string to_text(const LostGpu& lost, const SloRun& first) {
+  const std::string gpu =
+      fmt::format("without GPU {}{}", lost.gpu, lost.pool.empty() ? "" : " of the decode pool");
+  if (!lost.refused.empty())
+    return wrapped(fmt::format("{} the deployment cannot run: {}", gpu, lost.refused)) + "\n";
+  return wrapped(fmt::format(
+             "{}: {} req/s within the limits for {} of the requests ({:+.0f} %). The engine stops "
+             "for {:.2f} s when the GPU is lost; other GPUs load {:.0f} slots of experts",
+             gpu, number_text(lost.per_second), percent(lost.attainment),
+             100 * (lost.per_second / first.per_second() - 1), lost.stopped_seconds,
+             lost.experts_lost)) +
+         "\n";
+}
+
+OrderedJson to_json(const LostGpu& lost) {
+  if (!lost.refused.empty()) return {{"gpu", lost.gpu}, {"refused", lost.refused}};
+  return {{"gpu", lost.gpu},
+          {"rate", lost.per_second},
+          {"slo_attainment", lost.attainment},
+          {"stopped_seconds", lost.stopped_seconds},
+          {"experts_lost", lost.experts_lost}};
 }
 
 int say(const PlanOptions& options, const ServingQuestion& question, const Asked& asked,
@@ -473,11 +609,13 @@ int say(const PlanOptions& options, const ServingQuestion& question, const Asked
   std::string text =
       question_text(options, question, asked, first) +
       table_of(met ? plan.best : plan.nearest, plan, asked, ranks_by_energy(options));
-  text +=
-      met ? "\n" + kinds_text(plan) + legend(ranks_by_energy(options)) : "\n" + least_text(plan);
+  text += met ? "\n" + shared_text(plan.best) + kinds_text(plan) + legend(ranks_by_energy(options))
+              : "\n" + least_text(plan);
   const Json choices = scores_of_choices({options.gpu}, {question.engine});
   text +=
       active_text(first, model) + doubts(plan, model) + choices_text(choices) + price_text(asked);
+  const std::optional<LostGpu> lost = met ? lost_gpu(options, asked, first) : std::nullopt;
+  if (lost) text += to_text(*lost, first);
   write_config(asked, first);
   bool page = asked.keeps() && !options.no_page;
   try {
@@ -499,6 +637,13 @@ int say(const PlanOptions& options, const ServingQuestion& question, const Asked
   if (options.json) {
     OrderedJson json = to_json(plan);
     if (!choices.empty()) json["choices"] = choices;
+    if (lost) json["fail"] = to_json(*lost);
+    if (first.config.contains("anchor")) {
+      json["anchor"] = anchor_json(read_spec({first.config, asked.config_file()}).pools.back());
+    }
+    if (asked.price)
+      json["price"] = {{"dollars_per_gpu_hour", asked.price->dollars_per_hour},
+                       {"source", asked.price->source}};
     print(json.dump(1) + "\n");
   } else {
     print(text + effort_text(plan) + "\n" + written_text(asked, page));
@@ -521,7 +666,8 @@ class PlanProgress {
       runs_.reset();
       bounds_.emplace("deployments looked at");
       runs_.emplace("runs");
-      spdlog::info("{}", stage);
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
+      spdlog::info("stage {}, {:.0f} s: {}", ++stages_, elapsed.count(), stage);
     };
     hooks.bounded = [this](std::size_t done, std::size_t total) {
       bounds_->update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
@@ -538,6 +684,8 @@ class PlanProgress {
   }
 
  private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  int stages_ = 0;
   std::optional<ProgressBar> bounds_, runs_;
 };
 
@@ -725,6 +873,7 @@ int run_sessions(const PlanOptions& options) {
 
 int run_requests(const PlanOptions& options) {
   const ServingQuestion question = read_question(options);
+  if (!options.fail.empty()) lost_gpu_of(options.fail);  // refused before the search
   const InterruptGuard guard("the runs in flight are finished; again to stop at once");
   std::vector<Asked> asked;
   for (const Gpus& gpus : places_of(options)) asked.push_back(ask(options, question, gpus));
@@ -788,6 +937,16 @@ void add_load(CLI::App& command, PlanOptions& options) {
       .add_option("--sessions", options.sessions,
                   "sessions instead of --isl and --osl: chat, coding, codex, or a session file")
       ->excludes(command.get_option("--isl"), command.get_option("--osl"));
+  CLI::Option* const prefix =
+      command
+          .add_option("--prefix", options.prefix,
+                      "tokens of --isl with which all prompts begin: KV caches keep the prefix")
+          ->excludes("--sessions");
+  command
+      .add_option("--prefix-hit", options.prefix_hit,
+                  "the same as a share of --isl, e.g. .6: tokens of prompts that are cached")
+      ->check(a_number(0, .999))
+      ->excludes("--sessions", prefix);
   command.add_option("--ttft", question.ttft, "limit of the time to the first token, e.g. 1s");
   command.add_option("--tpot", question.tpot, "limit of the time per output token, e.g. 50ms");
   options.session_limits.add_to(command);
@@ -821,6 +980,10 @@ void add_engine(CLI::App& command, PlanOptions& options) {
 // How the answer is found and given.
 void add_answer(CLI::App& command, PlanOptions& options) {
   ServingQuestion& question = options.question;
+  command
+      .add_option("--fail", options.fail,
+                  "gpu=N: the load that the best deployment sustains when this GPU is lost")
+      ->excludes("--sessions");
   command.add_option("--anchor", options.anchor, "measured runs, as `bench --anchor` writes");
   command
       .add_option("--price", options.price,

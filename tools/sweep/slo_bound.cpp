@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "sim/serving/typical_step.hpp"
+#include "traces/sessions/sessions.hpp"
 
 namespace moesim {
 
@@ -15,23 +16,29 @@ constexpr double slack = 1.05;
 
 struct MeanLengths {
   double prompt = 0, output = 0;  // means
-  double long_prompt = 0;         // the longest that has to meet the SLO
+  double computed = 0;            // the mean of a prompt that no cache has
+  double long_prompt = 0;         // that of the longest that has to meet the SLO
 };
 
 MeanLengths lengths_of(const Deployment& e, double attainment) {
   constexpr int sample = 512;
   const auto source = e.workload.make(e.seed, e.ranks());
   MeanLengths lengths;
+  const double cached = e.prefix_caching && e.workload.sessions
+                            ? double(e.workload.sessions->rules.shared_prefix)
+                            : 0;
   std::vector<double> prompts;
   for (int n = 0; n < sample; ++n) {
     const auto next = source->next();
     if (!next) break;
-    prompts.push_back(next->request.prompt_tokens);
+    prompts.push_back(std::max(1.0, next->request.prompt_tokens - cached));
+    lengths.computed += prompts.back();
     lengths.prompt += next->request.prompt_tokens;
     lengths.output += next->request.output_tokens;
   }
   const auto count = static_cast<double>(prompts.size());
   lengths.prompt /= count;
+  lengths.computed /= count;
   lengths.output /= count;
   std::sort(prompts.begin(), prompts.end());
   lengths.long_prompt = prompts[static_cast<std::size_t>((count - 1) * attainment)];
@@ -118,13 +125,13 @@ double step_seconds(const Deployment& e, const StepContent& content, double prom
 
 // Requests/s that prefill steps alone allow: ranks chunk / (step(chunk) prompt).
 TuneBound prefill_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengths) {
-  const int prompt = std::max(1, static_cast<int>(lengths.prompt));
+  const int prompt = std::max(1, static_cast<int>(lengths.computed));
   const int chunk = e.scheduler->max_num_batched_tokens();
   const auto seconds_of = [&](int tokens) {
-    return step_seconds(e, prefill_step(tokens), lengths.prompt);
+    return step_seconds(e, prefill_step(tokens), lengths.computed);
   };
   const auto rate = [&](int tokens, double seconds) {
-    return e.ranks() * tokens / (seconds * lengths.prompt);
+    return e.ranks() * tokens / (seconds * lengths.computed);
   };
   const int one = std::min(chunk, prompt);
   const double of_one = seconds_of(one);
@@ -134,7 +141,7 @@ TuneBound prefill_bound(const Deployment& e, const Slo& slo, const MeanLengths& 
   if (slo.ttft) {
     const int tokens = std::clamp(static_cast<int>(lengths.long_prompt), 1, chunk);
     // Where all prompts are as long, that step is priced already.
-    const double seconds = tokens == one && tokens <= lengths.prompt
+    const double seconds = tokens == one && tokens <= lengths.computed
                                ? of_one
                                : step_seconds(e, prefill_step(tokens), tokens);
     excess = seconds / slo.ttft->count();
