@@ -4,6 +4,7 @@
 #include <fstream>
 #include <numbers>
 #include <set>
+#include <tuple>
 
 #include "hardware/kernels/experts.hpp"
 #include "hardware/tables/kernel_tables.hpp"
@@ -625,14 +626,15 @@ TEST_CASE("TensorRT-LLM's decode ranks have the seats that names of recipes say"
   CHECK_FALSE(pools_of("B200-SXM-180GB", "sglang", 8, 9)["pools"]["decode"].contains("scheduling"));
 }
 
-TEST_CASE("ten front ends choose workers, but for vLLM and H200") {
+TEST_CASE("ten front ends choose workers of SGLang, and of TensorRT-LLM on GB200") {
   const auto front_ends = [](const char* gpu, const char* engine) {
     const Json pools = pools_of(gpu, engine, 8, 8)["pools"];
     return pools["decode"]["request_routing"].value("front_ends", 1);
   };
   CHECK(front_ends("GB200", "trtllm") == 10);
   CHECK(front_ends("B200-SXM-180GB", "sglang") == 10);
-  CHECK(front_ends("H200-SXM-141GB", "trtllm") == 1);
+  for (const char* gpu : {"H200-SXM-141GB", "B200-SXM-180GB", "GB300"})
+    CHECK(front_ends(gpu, "trtllm") == 1);
   CHECK(front_ends("GB200", "vllm") == 1);
 }
 
@@ -646,6 +648,21 @@ MeasuredPoint apart_row(const char* gpu, const char* model, const char* engine, 
   point.prompt = prompt;
   point.output = 1024;
   return point;
+}
+
+TEST_CASE("TensorRT-LLM's racks in nvfp4 keep their seats over all loads of long prompts") {
+  for (const auto& [gpu, workers, seats] :
+       {std::tuple{"GB200", 4, 16}, {"GB300", 3, 16}, {"GB300", 4, 2}, {"GB300", 5, 4}}) {
+    for (const int batch : {3, 6}) {
+      MeasuredPoint point = apart_row(gpu, "DeepSeek-R1", "trtllm", 8192);
+      point.prefill = {.workers = 1, .batch = 1, .tp = 1, .dp = 4, .ep = 4};
+      point.decode = {.workers = workers, .batch = batch, .tp = 8, .dp = 1, .ep = 8};
+      point.gpus = 4 + 8 * workers;
+      const Json pools = pools_json(point, test::source_dir()).experiment["pools"];
+      CHECK(pools["decode"]["scheduling"]["max_num_seqs"] == seats);
+      CHECK(pools["prefill"]["scheduling"]["max_num_seqs"] == (gpu[2] == '3' ? 1 : 2));
+    }
+  }
 }
 
 TEST_CASE("workers of vLLM's and TensorRT-LLM's recipes have the attention ranks of the recipes") {

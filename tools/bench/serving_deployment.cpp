@@ -171,6 +171,17 @@ int seats_for(int in_flight, bool fp8) {
   return 8 * in_flight <= 9 * below ? below : std::max(32, below);
 }
 
+// Scripts in nvfp4 for long prompts keep their seats over all loads. First tokens of the runs of
+// serving_disaggregated.csv and disaggregated_calibrate.csv say how many: they wait four tenths of
+// an answer where half as many requests more than seats are in flight. GB200 has 16; GB300 has 16,
+// 2 and 4 where 3, 4 and 5 workers decode.
+int seats_for_long_prompts(const MeasuredPoint& point) {
+  if (point.gpu.starts_with("GB200")) return 16;
+  constexpr std::array of_workers{16, 2, 4};  // of 3, 4 and 5
+  const int place = point.decode.workers - 3;
+  return place < 0 || place > 2 ? 0 : of_workers[static_cast<std::size_t>(place)];
+}
+
 // Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them,
 // or to all ranks, as the engine's preset has it. Within NVLink TensorRT-LLM and vLLM take the
 // latter (--all2all-backend flashinfer_nvlink_one_sided).
@@ -204,12 +215,16 @@ bool has_whole_prompts(const MeasuredPoint& point) {
          engine_of(point).name == "sglang";
 }
 
-// TensorRT-LLM's workers compute eight short prompts of a rank or two long ones together, and
-// vLLM's 16,384 tokens, none of them in chunks (max_batch_size, max_num_tokens,
-// enable_chunked_prefill of the recipes above).
+// TensorRT-LLM's workers compute eight short prompts of a rank together. Of long ones they compute
+// two, on B200 and GB300 one. vLLM's take 16,384 tokens. None cuts prompts (max_batch_size,
+// max_num_tokens, enable_chunked_prefill of the recipes above; recipes/trtllm/gb300-fp8/8k1k;
+// ishandhanani/srt-slurm@e71238b, recipes/trtllm/b200-fp8/8k1k).
 Json prefill_limits(const MeasuredPoint& point, const WorkerPlan& plan) {
   const std::string engine = engine_of(point).name;
   const bool is_long = point.prompt >= 8192;
+  const bool one_by_one = point.gpu.starts_with("B200") || point.gpu.starts_with("GB300");
+  if (client_of(point).recipe && engine == "trtllm" && is_long && one_by_one)
+    return {{"max_num_batched_tokens", 8320}, {"max_num_seqs", 1}};
   if (client_of(point).recipe && engine == "trtllm")
     return {{"max_num_batched_tokens", is_long ? 16640 : 8192}, {"max_num_seqs", is_long ? 2 : 8}};
   if (client_of(point).recipe && engine == "vllm") return {{"max_num_batched_tokens", 16384}};
@@ -221,8 +236,10 @@ Json prefill_limits(const MeasuredPoint& point, const WorkerPlan& plan) {
 // tensor-parallel workers have 16 for prompts of 8,192.
 int decode_seats(const MeasuredPoint& point, const WorkerPlan& plan) {
   const std::string engine = engine_of(point).name;
-  if (engine == "trtllm" && !point.gpu.starts_with("H200"))
-    return seats_for(plan.batch, point.precision.starts_with("fp8"));
+  const bool fp8 = point.precision.starts_with("fp8");
+  if (engine == "trtllm" && is_rack(point) && !fp8 && point.prompt >= 8192 && plan.dp == 1)
+    if (const int seats = seats_for_long_prompts(point); seats > 0) return seats;
+  if (engine == "trtllm" && !point.gpu.starts_with("H200")) return seats_for(plan.batch, fp8);
   const bool few = engine == "vllm" && client_of(point).recipe && point.prompt >= 8192;
   return few && plan.dp == 1 ? 16 : 0;
 }
@@ -231,10 +248,12 @@ Json pool_json(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes)
   Json pool{{"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", expert_ranks(plan)}}},
             {"instances", plan.workers}};
   // Dynamo's frontend takes workers in turn. srt-slurm puts ten of them behind nginx, each with a
-  // turn of its own, but for vLLM and the machine of the H200s (enable_multiple_frontends of their
-  // recipes).
+  // turn of its own, but for vLLM and for TensorRT-LLM on H200, B200 and GB300
+  // (enable_multiple_frontends of their recipes).
   pool["request_routing"] = {{"type", "round_robin"}};
-  const bool one = engine_of(point).name == "vllm" || point.gpu.starts_with("H200");
+  const std::string engine = engine_of(point).name;
+  const bool one = engine == "vllm" || point.gpu.starts_with("H200") ||
+                   (engine == "trtllm" && !point.gpu.starts_with("GB200"));
   if (client_of(point).recipe && !one) pool["request_routing"]["front_ends"] = 10;
   if (plan.dp > 1 && sends_tokens(point)) pool["dispatch"] = dispatch_of_pool(point);
   const int seats = decodes && plan.batch > 0 ? decode_seats(point, plan) : 0;
