@@ -26,6 +26,8 @@ TokenRouterFactory make_lplb(ConfigReader&);
 std::span<const Key> lplb_routing_keys();
 TokenRouterFactory make_hybrid(ConfigReader&);
 std::span<const Key> hybrid_routing_keys();
+TokenRouterFactory make_tempo(ConfigReader&);
+std::span<const Key> tempo_routing_keys();
 TokenRouterFactory make_llep(ConfigReader&);
 std::span<const Key> llep_routing_keys();
 TokenRouterFactory make_quota(ConfigReader&);
@@ -56,8 +58,9 @@ constexpr Decision by_metro{RoutingCharge{0us, 26us}, RoutingCharge{600ns, 5800n
 // most, but for 64 GPUs with twice the slots (15 to 21 us). Experts with one replica are counted at
 // once, and only the others are decided one by one.
 constexpr Decision by_matching{RoutingCharge{10us, 26us}, RoutingCharge{5700ns, 0us},
-                               "optimal and hybrid: +10 us, an estimate"};
-// The hybrid choice begins with the matching, and has no kernel: 10 us more in both.
+                               "optimal, hybrid, tempo: +10 us, an estimate"};
+// The hybrid choice begins with the matching, and has no kernel: 10 us more in both. No time of
+// TEMPO is known here; it is taken as long.
 constexpr Decision by_hybrid{RoutingCharge{10us, 26us}, RoutingCharge{15700ns, 0us},
                              by_matching.source};
 // Balancing takes what DeepSeek gives for LPLB, whose interior-point solver runs on one SM: about
@@ -113,6 +116,9 @@ const std::vector<Row>& rows() {
        by_balancing},
       {{"hybrid", "the busiest GPU's time over weight reads and tokens", make_hybrid,
         hybrid_routing_keys},
+       by_hybrid},
+      {{"tempo", "the busiest GPU's max(a + b active, c + beta tokens), by chains of moves (TEMPO)",
+        make_tempo, tempo_routing_keys},
        by_hybrid},
       {{"llep", "too many tokens move to the least loaded GPUs, with copies for one step (LLEP)",
         make_llep, llep_routing_keys},

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does every routing serve every token, and is the optimum the optimum?
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -103,7 +105,8 @@ std::vector<std::string> count_policies() {
           R"("optimal")",
           R"("token_balanced")",
           R"("lplb")",
-          R"("hybrid")"};
+          R"("hybrid")",
+          R"("tempo")"};
 }
 
 std::vector<std::string> all_policies() {
@@ -819,6 +822,125 @@ TEST_CASE("hybrid is within 1 % of the proved optima on average, and never above
   REQUIRE(cases > 0);
   INFO("mean excess " << above / cases);
   CHECK(above / cases <= 0.01);
+}
+
+namespace {
+
+// max(a + b * active, c + beta * tokens) of the GPU that takes longest.
+struct TempoTime {
+  double b = 1, beta = 1, a = 0, c = 0;
+
+  double busiest(const LayerPlacement& placement, const Tokens& tokens_of_slot) const {
+    const LayerLoad load = layer_load(placement, tokens_of_slot);
+    return std::max(a + b * load.max_activated, c + beta * load.max_tokens);
+  }
+};
+
+std::string tempo(const TempoTime& t) {
+  return fmt::format(R"({{"type":"tempo","a":{},"b":{},"c":{},"beta":{}}})", t.a, t.b, t.c, t.beta);
+}
+
+// The least time of any split, by trying all: tokens of each expert over its GPUs.
+double least_time(const LayerPlacement& placement, const Tokens& tokens, const TempoTime& time) {
+  Tokens x(at(placement.slots()));
+  double least = std::numeric_limits<double>::infinity();
+  const std::function<void(int, std::size_t, std::int32_t)> deal = [&](int expert, std::size_t host,
+                                                                       std::int32_t left) {
+    if (expert == placement.experts()) {
+      least = std::min(least, time.busiest(placement, x));
+      return;
+    }
+    const auto hosts = placement.hosts_of(expert);
+    const auto next = [&] {
+      deal(expert + 1, 0, expert + 1 < placement.experts() ? tokens[at(expert + 1)] : 0);
+    };
+    if (host + 1 == hosts.size()) {
+      x[at(hosts[host])] = left;
+      next();
+      x[at(hosts[host])] = 0;
+      return;
+    }
+    for (std::int32_t some = 0; some <= left; ++some) {
+      x[at(hosts[host])] = some;
+      deal(expert, host + 1, left - some);
+    }
+    x[at(hosts[host])] = 0;
+  };
+  deal(0, 0, tokens[0]);
+  return least;
+}
+
+}  // namespace
+
+TEST_CASE("tempo finds what was worked out by hand") {
+  const auto found = [](const LayerPlacement& placement, const Tokens& tokens,
+                        const TempoTime& time) {
+    return time.busiest(placement, route(tempo(time), placement, tokens));
+  };
+  // Two GPUs, both experts on both. Reads cost most: each expert whole. Tokens cost most: split.
+  const LayerPlacement both(2, {{0, 1}, {0, 1}});
+  CHECK(found(both, {6, 2}, {10, 1}) == 10);
+  CHECK(found(both, {6, 2}, {1, 1}) == 4);
+  // Reading starts late: 2 + 1 * 1 against 6 tokens whole, 2 + 1 * 2 against 4 with one split.
+  CHECK(found(both, {6, 2}, {1, 1, 2, 0}) == 4);
+  CHECK(found(both, {6, 2}, {1, 1, 0, 5}) == 9);
+  // Experts 0, 1 and 2 are on two of three GPUs each, in a ring; 3, 4 and 5 on one. As the matching
+  // has them the GPUs hold 11, 5 and 10 tokens. No two GPUs can swap, and a third read takes 12.
+  // Turned all at once the GPUs hold 9, 9 and 8.
+  const LayerPlacement ring(6, {{0, 2, 3}, {0, 1, 4}, {1, 2, 5}});
+  const Tokens tokens{6, 2, 4, 5, 3, 6};
+  CHECK(found(ring, tokens, {4, 1}) == 9);
+  CHECK(least_time(ring, tokens, {4, 1}) == 9);
+  CHECK(TempoTime{4, 1}.busiest(ring, route(R"("optimal")", ring, tokens)) == 11);
+}
+
+TEST_CASE("tempo is within 1 % of the optimum in 60 of 60 small cases") {
+  Rng rng(12, "test/tempo");
+  int missed = 0;
+  for (int round = 0; round < 60; ++round) {
+    const std::uint64_t gpus = 2 + rng.below(3), experts = 3 + rng.below(4);
+    Problem problem{ExpertsOnGpu(gpus), Tokens(experts)};
+    for (std::uint64_t expert = 0; expert < experts; ++expert) {
+      const std::uint64_t first = rng.below(gpus);
+      problem.experts_on_gpu[first].push_back(static_cast<int>(expert));
+      if (rng.below(4) > 0)
+        problem.experts_on_gpu[(first + 1 + rng.below(gpus - 1)) % gpus].push_back(
+            static_cast<int>(expert));
+      problem.tokens[expert] = static_cast<std::int32_t>(rng.below(9));
+    }
+    for (auto& slots : problem.experts_on_gpu)
+      if (slots.empty()) slots.push_back(0);
+    const LayerPlacement placement = problem.placement();
+    const TempoTime time{.25 * double(1 + rng.below(16)), 1, double(rng.below(4)),
+                         double(rng.below(4))};
+    const double optimum = least_time(placement, problem.tokens, time);
+    const double found = time.busiest(placement, route(tempo(time), placement, problem.tokens));
+    CAPTURE(round, found, optimum);
+    CHECK(found >= optimum);
+    missed += found > 1.01 * optimum ? 1 : 0;
+  }
+  CHECK(missed == 0);
+}
+
+TEST_CASE("tempo is never slower than hybrid's rivals, and no slower than hybrid in the mean") {
+  Rng rng(13, "test/tempo");
+  double mean = 0;
+  int rounds = 0;
+  for (; rounds < 200; ++rounds) {
+    const Problem problem = random_problem(rng);
+    const LayerPlacement placement = problem.placement();
+    const TempoTime time{double(1 + rng.below(30)), 1};
+    const auto of = [&](const std::string& policy) {
+      return time.busiest(placement, route(policy, placement, problem.tokens));
+    };
+    const double found = of(tempo(time));
+    CAPTURE(rounds);
+    for (const char* other : {R"("even")", R"("optimal")", R"("token_balanced")"})
+      CHECK(found <= of(other));
+    if (found > 0) mean += found / of(hybrid(time.b, 1)) - 1;
+  }
+  INFO("mean " << mean / rounds);
+  CHECK(mean <= 0);
 }
 
 TEST_CASE("hybrid's times are quantities or numbers, and go together") {
