@@ -117,6 +117,20 @@ TEST_CASE("settings may hold up to some lengths and parallelism") {
   CHECK(waits(1024, 8) == 0);
 }
 
+TEST_CASE("SGLang's prompts have graphs from 0.5.10 on, but for DeepSeek's models") {
+  const auto launch = [](const char* version, const char* model) {
+    Json json = with_engine_named({{"name", "sglang"}, {"recipe", "inferencex"}});
+    if (*version) json["engine"]["version"] = version;
+    json["cluster"] = "../hardware/clusters/b200x8.json";
+    json["model"] = std::string("../models/zoo/") + model;
+    return filled(json)["charges"].value("eager_launch", "none");
+  };
+  CHECK(launch("0.5.9", "glm_5.json") == "85 us");
+  CHECK(launch("0.5.10.post1", "glm_5.json") == "none");
+  CHECK(launch("", "glm_5.json") == "none");
+  CHECK(launch("0.5.10.post1", "deepseek_v3.json") == "85 us");
+}
+
 TEST_CASE("a recipe names the kernel of its expert layers, where tables have several") {
   const auto kernel = [](const char* name, const char* version, const char* experts) {
     Json json = with_engine_named({{"name", name}, {"version", version}, {"recipe", "inferencex"}});
