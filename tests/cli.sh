@@ -122,6 +122,15 @@ python3 -c 'import json, sys; json.dump(json.load(open(sys.argv[1]))["context"][
 "$moesim" run "$work/again.json" --json >"$work/c" 2>/dev/null || fail "the resolved config does not run"
 cmp "$work/a" "$work/c" || fail "the resolved config gives another report"
 # A tier: 98,304 B of each token, 1,024 tokens, 63 GB/s x .85.
+# Completion knows verbs and options; zsh takes that of bash; fish's words are quoted.
+(source <("$moesim" completion bash) && COMP_WORDS=(moesim run --int) COMP_CWORD=2 && _moesim && [[ ${COMPREPLY[*]} == --intervals ]]) ||
+  fail "completion of an option"
+(source <("$moesim" completion bash) && COMP_WORDS=(moesim pla) COMP_CWORD=1 && _moesim && [[ ${COMPREPLY[*]} == "plan place" ]]) ||
+  fail "completion of a verb"
+"$moesim" completion zsh | tail -n +2 | cmp - <("$moesim" completion bash) || fail "zsh completes otherwise than bash"
+"$moesim" completion fish | grep -q "^complete -c moesim -n '__fish_seen_subcommand_from run' -l steps -d 'write a line per step, CSV'$" || fail "completion of fish"
+refuses "completion of no shell" 'SHELL: ' completion tcsh
+
 # Steps for another scheduler: twice the same bytes, and a wrong line is refused.
 step='{"ranks":[{"new":[1,512],"context":[90,0]},{},{},{},{},{},{},{}]}'
 printf '%s\n\n%s' "$step" "$step" | "$moesim" price "$config" >"$work/a" 2>/dev/null || fail "price"

@@ -52,6 +52,29 @@ TEST_CASE("every group names one best value, no replication included") {
   CHECK(best_values(best_choice(sweep(), over, throughput, true)) == std::vector<Json>{1.5, 1.0});
 }
 
+TEST_CASE(
+    "nothing within noise is the best: equal values tie, and seeds tell how far apart others are") {
+  StoredSweep seeds;
+  seeds.axes = named_axes({over, "/seed"});
+  const auto add_seeds = [&](double replication, std::vector<double> tokens_per_s) {
+    for (std::size_t seed = 0; seed < tokens_per_s.size(); ++seed) {
+      add(seeds, replication, "even", tokens_per_s[seed]);
+      seeds.points.back().config["seed"] = seed;
+    }
+  };
+  add_seeds(1.0, {100, 110});
+  add_seeds(1.5, {102, 112});
+  CHECK(best_values(best_choice(seeds, over, throughput, false)) == std::vector<Json>{1.0, 1.5});
+  CHECK(best_text(best_choice(seeds, over, throughput, false)).find("all tie in") !=
+        std::string::npos);
+  CHECK(best_json(best_choice(seeds, over, throughput, false))["groups"][0]["best"].is_null());
+  // The same difference between seeds that agree.
+  seeds.points.clear();
+  add_seeds(1.0, {100, 100.1});
+  add_seeds(1.5, {102, 102.1});
+  CHECK(best_values(best_choice(seeds, over, throughput, false)) == std::vector<Json>{1.5});
+}
+
 TEST_CASE("the best value is that of the mean over seeds") {
   StoredSweep seeds;
   seeds.axes = named_axes({over, "/seed"});

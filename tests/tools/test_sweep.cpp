@@ -302,6 +302,17 @@ TEST_CASE(
   CHECK_THAT(table, !Catch::Contains("~"));
 }
 
+TEST_CASE("of two settings that tell each other the wordy one is left out; so is an empty column") {
+  const std::string wide(80, 'x');
+  const std::string table = narrow_table(
+      {"dispatch", "routing", wide, "J/token"},
+      {{"all_to_all none of it", "even", "1", "-"}, {"all_gather none of it", "metro", "2", "-"}},
+      2);
+  CHECK_THAT(table, Catch::StartsWith("routing  " + wide + "\n"));
+  CHECK_THAT(table, Catch::Contains("dispatch by routing: all_to_all none of it at even"));
+  CHECK_THAT(table, !Catch::Contains("J/token"));
+}
+
 TEST_CASE("a table too wide numbers long settings") {
   const Json disjoint{{"type", "eplb"}, {"load", {{"from", "trace"}, {"disjoint", true}}}};
   Json shared = disjoint, own = disjoint;

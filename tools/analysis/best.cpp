@@ -2,6 +2,7 @@
 #include "tools/analysis/best.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include <fmt/format.h>
@@ -54,7 +55,30 @@ Json without(Json config, const std::string& pointer) {
   return config;
 }
 
-void mark_best(Alternatives& group, bool lower_is_better) {
+// Standard error of the mean over seeds, squared; 0 where there is one seed.
+double variance_of_mean(const Alternative& of, const std::string& pointer) {
+  double squares = 0;
+  const auto seeds = double(of.points.size());
+  if (seeds < 2) return 0;
+  for (const StoredPoint* point : of.points)
+    squares += std::pow(report_number(*point, pointer).value_or(of.metric) - of.metric, 2);
+  return squares / (seeds - 1) / seeds;
+}
+
+// True if two values differ by less than their seeds tell, or by less than a thousandth.
+bool within_noise(const Alternative& a, const Alternative& b, const std::string& pointer) {
+  constexpr double thousandth = 1e-3, errors = 2;
+  const double noise =
+      errors * std::sqrt(variance_of_mean(a, pointer) + variance_of_mean(b, pointer));
+  return std::abs(a.metric - b.metric) <=
+         std::max(noise, thousandth * std::max(std::abs(a.metric), std::abs(b.metric)));
+}
+
+bool all_tie(const Alternatives& group) {
+  return group.values.size() > 1 && std::ranges::all_of(group.values, &Alternative::best);
+}
+
+void mark_best(Alternatives& group, const std::string& metric, bool lower_is_better) {
   if (group.values.empty()) return;
   const auto better = [&](const Alternative& a, const Alternative& b) {
     return lower_is_better ? a.metric < b.metric : a.metric > b.metric;
@@ -63,7 +87,7 @@ void mark_best(Alternatives& group, bool lower_is_better) {
   for (auto it = best + 1; it != group.values.end(); ++it) {
     if (better(*it, *best)) best = it;
   }
-  best->best = true;
+  for (Alternative& value : group.values) value.best = within_noise(value, *best, metric);
 }
 
 std::string ratio_text(std::optional<double> value, std::optional<double> first) {
@@ -134,7 +158,7 @@ BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
   if (!any) {
     throw ConfigError(fmt::format("--metric {}: no finished point has this number", result.metric));
   }
-  for (Alternatives& group : result.groups) mark_best(group, lower_is_better);
+  for (Alternatives& group : result.groups) mark_best(group, result.metric, lower_is_better);
   return result;
 }
 
@@ -148,8 +172,8 @@ std::string best_text(const BestChoice& choice) {
     head.emplace_back(preempted.heading);
     Table table(std::move(head));
     for (const Alternative& value : group.values) {
-      std::vector<std::string> row{value.best ? "*" : "", setting_text(value.value),
-                                   number_text(value.metric),
+      std::vector<std::string> row{value.best && !all_tie(group) ? "*" : "",
+                                   setting_text(value.value), number_text(value.metric),
                                    ratio_text(value.metric, group.values.front().metric)};
       for (const Aspect& aspect : aspects) {
         const std::string pointer = aspect.pointer();
@@ -160,16 +184,20 @@ std::string best_text(const BestChoice& choice) {
       table.add(std::move(row));
     }
     text += wrapped(name_of(group, choice.axes), usual_columns, 2) + "\n" + table.text();
+    if (all_tie(group))
+      text += fmt::format("all tie in {}; another --metric may tell the values apart\n", metric);
     if (group.without > 0)
       text += fmt::format("{} of its points are not done or lack this number\n", group.without);
     text += "\n";
   }
-  text += wrapped(fmt::format("*: best {} at otherwise equal settings. Columns from \"x first\" on "
-                              "are ratios to the first row. The ratios are of {}, sequences in a "
-                              "decode step, time of a decode and of a prefill step, median TPOT, "
-                              "and KV cache. preempted: how often a sequence lost its KV cache and "
-                              "was computed again.",
-                              axis, metric)) +
+  text += wrapped(fmt::format(
+              "*: best {} at otherwise equal settings; several: they tie, within two "
+              "standard errors of the seeds or a thousandth. Columns from \"x first\" on "
+              "are ratios to the first row. The ratios are of {}, sequences in a "
+              "decode step, time of a decode and of a prefill step, median TPOT, "
+              "and KV cache. preempted: how often a sequence lost its KV cache and "
+              "was computed again.",
+              axis, metric)) +
           "\n";
   return text;
 }
@@ -177,7 +205,8 @@ std::string best_text(const BestChoice& choice) {
 OrderedJson best_json(const BestChoice& choice) {
   OrderedJson groups = OrderedJson::array();
   for (const Alternatives& group : choice.groups) {
-    OrderedJson settings = OrderedJson::object(), values = OrderedJson::array(), best;
+    OrderedJson settings = OrderedJson::object(), values = OrderedJson::array(),
+                tied = OrderedJson::array();
     for (std::size_t i = 0; i < choice.axes.size(); ++i) {
       settings[choice.axes[i].pointer] = group.settings[i];
     }
@@ -192,10 +221,11 @@ OrderedJson best_json(const BestChoice& choice) {
       const auto preemptions = mean_of(value, std::string(preempted.pointer));
       row["preemptions"] = preemptions ? OrderedJson(*preemptions) : OrderedJson();
       values.push_back(std::move(row));
-      if (value.best) best = value.value;
+      if (value.best) tied.emplace_back(value.value);
     }
     groups.push_back({{"settings", std::move(settings)},
-                      {"best", std::move(best)},
+                      {"best", tied.size() == 1 ? tied.front() : OrderedJson()},
+                      {"tied", tied.size() == 1 ? OrderedJson::array() : tied},
                       {"values", std::move(values)},
                       {"points_without_number", group.without}});
   }

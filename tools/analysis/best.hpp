@@ -13,7 +13,8 @@ struct Alternative {
   Json value;                              ///< null where the config leaves it out
   std::vector<const StoredPoint*> points;  ///< done; they differ in the seed alone
   double metric = 0;  ///< what is maximised (or minimised), the mean over seeds
-  bool best = false;  ///< of its group; ties: the first in the sweep's order
+  /// Best of its group, or no further from the best than noise.
+  bool best = false;
 };
 
 /// Points that differ in one axis alone.

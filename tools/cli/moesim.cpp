@@ -33,7 +33,8 @@ constexpr std::array inputs{
     Verb{"list", "policies, models, GPUs and clusters to choose from", setup_list},
     Verb{"keys", "the keys of an experiment, with unit and default; or a JSON Schema", setup_keys},
     Verb{"check", "read an experiment and everything it names, and say what is wrong", setup_check},
-    Verb{"trace", "look at, check, import or generate routing traces", setup_trace}};
+    Verb{"trace", "look at, check, import or generate routing traces", setup_trace},
+    Verb{"completion", "words that a shell completes: bash, zsh, fish", setup_completion}};
 
 constexpr std::array groups{VerbGroup{"One question", ask}, VerbGroup{"Many runs", many},
                             VerbGroup{"What goes in", inputs}};

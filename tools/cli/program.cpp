@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -194,7 +195,11 @@ int main_with_errors(const Program& program, std::vector<char*> words) {
 int run_command_line(const Program& program, int argc, char** argv) {
   open_closed_descriptors();
   // stdout is for results; everything else goes to stderr.
-  spdlog::set_default_logger(spdlog::stderr_color_mt(std::string(program.name)));
+  const char* const plain = std::getenv("NO_COLOR");
+  const bool colour = plain == nullptr || *plain == '\0';
+  spdlog::set_default_logger(
+      spdlog::stderr_color_mt(std::string(program.name),
+                              colour ? spdlog::color_mode::automatic : spdlog::color_mode::never));
   auto format = std::make_unique<spdlog::pattern_formatter>();
   format->add_flag<VisiblePayload>('*').set_pattern("%^%l%$: %*");
   spdlog::set_formatter(std::move(format));

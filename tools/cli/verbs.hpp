@@ -39,5 +39,6 @@ Action setup_trace(CLI::App&);
 Action setup_list(CLI::App&);
 Action setup_keys(CLI::App&);
 Action setup_check(CLI::App&);
+Action setup_completion(CLI::App&);
 
 }  // namespace moesim

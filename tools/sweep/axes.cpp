@@ -175,19 +175,24 @@ class NarrowTable {
     drop(c);
   }
 
-  // Leaves out a column whose value another one's tells, if that has few values.
+  // Leaves out a column behind the settings that has no value in any row.
+  void leave_out_empty(std::size_t c) {
+    const auto empty = [&](const auto& row) { return row[c] == "-"; };
+    if (rows_.empty() || !std::ranges::all_of(rows_, empty)) return;
+    erase(c);
+  }
+  std::size_t columns() const { return head_.size(); }
+
+  // Leaves out a column whose value another one's tells, if that has few values. Of two columns
+  // that tell each other the wider one goes: the other is what was varied, or says it in fewer
+  // words.
   void leave_out_follower(std::size_t c) {
     constexpr std::size_t few = 8;
     for (std::size_t other = 0; other < settings_; ++other) {
-      const std::vector<std::string> values = values_of(other);
-      if (other == c || values.empty() || values.size() > few || !follows(c, other)) continue;
-      std::string text;
-      for (const std::string& value : values) {
-        const auto row = std::ranges::find(rows_, value, [&](const auto& r) { return r[other]; });
-        text += fmt::format("{}{} at {}", text.empty() ? "" : ", ", (*row)[c], value);
-      }
-      say(fmt::format("{} by {}: {}", names_[c], names_[other], text));
-      drop(c);
+      const std::size_t values = values_of(other).size();
+      if (other == c || values == 0 || values > few || !follows(c, other)) continue;
+      const bool wider = follows(other, c) && width(other) > width(c);
+      leave_out_by(wider ? other : c, wider ? c : other);
       return;
     }
   }
@@ -248,6 +253,17 @@ class NarrowTable {
     });
   }
 
+  // Leaves out a column and says its value at each of another one.
+  void leave_out_by(std::size_t c, std::size_t other) {
+    std::string text;
+    for (const std::string& value : values_of(other)) {
+      const auto row = std::ranges::find(rows_, value, [&](const auto& r) { return r[other]; });
+      text += fmt::format("{}{} at {}", text.empty() ? "" : ", ", (*row)[c], value);
+    }
+    say(fmt::format("{} by {}: {}", names_[c], names_[other], text));
+    drop(c);
+  }
+
   // Words longer than a line are broken anywhere.
   void say(std::string line) {
     constexpr std::size_t indent = 4, longest = usual_columns - indent;
@@ -263,11 +279,15 @@ class NarrowTable {
   }
 
   void drop(std::size_t c) {
+    erase(c);
+    --settings_;
+  }
+
+  void erase(std::size_t c) {
     const auto place = static_cast<std::ptrdiff_t>(c);
     head_.erase(head_.begin() + place);
     names_.erase(names_.begin() + place);
     for (auto& row : rows_) row.erase(row.begin() + place);
-    --settings_;
   }
 
   std::vector<std::string> head_, names_;
@@ -283,6 +303,7 @@ std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<
   // A narrower output has its columns in blocks (Table).
   const std::size_t columns = std::max(usual_columns, output_columns().value_or(usual_columns));
   NarrowTable table(std::move(head), std::move(rows), settings);
+  for (std::size_t c = table.columns(); c > table.settings(); --c) table.leave_out_empty(c - 1);
   const auto too_wide = [&] { return table.width() > columns; };
   for (std::size_t c = 0; c < table.settings() && too_wide(); ++c) table.break_head(c);
   for (std::size_t c = 0; c < table.settings() && too_wide(); ++c) table.take_common(c);

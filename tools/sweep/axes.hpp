@@ -34,11 +34,11 @@ bool same_setting(const Json& a, const Json& b);
 /// 1.5"), flags by name ("disjoint", "disjoint=false").
 std::string setting_text(const Json& value);
 
-/// A table of at most 100 columns, or as wide as a wider output is. To fit, the first `settings`
-/// columns are made narrower, and nothing is cut: headings take two lines; words that all cells
-/// begin with, columns with one value and columns that follow from another are written out below;
-/// then values are numbered, those of the widest column first, and written out below. What is still
-/// too wide stands in blocks (Table).
+/// A table without the numbers that no row has, of at most 100 columns, or as wide as a wider
+/// output is. To fit, the first `settings` columns are made narrower, and nothing is cut: headings
+/// take two lines; words that all cells begin with, columns with one value and columns that follow
+/// from another are written out below; then values are numbered, those of the widest column first,
+/// and written out below. What is still too wide stands in blocks (Table).
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
                          std::size_t settings);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <set>
@@ -179,13 +180,36 @@ std::string effort_text(const SloResult& result, std::size_t points) {
   return wrapped(text) + "\n";
 }
 
+// Number of combinations that tie with the best: the same load, and shares within the limits no
+// further apart than two standard errors. Names the one with most left to the limits.
+std::string tie_text(const std::vector<SloRun>& found) {
+  const SloRun& best = found.front();
+  const Json* completed = find_value(best.report, "/metrics/completed");
+  if (completed == nullptr || completed->get<double>() <= 0) return "";
+  const double met = best.trial.attainment;
+  const double error = std::sqrt(2 * met * (1 - met) / completed->get<double>());
+  std::size_t ties = 0, widest = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i].rate != best.rate || std::abs(found[i].trial.attainment - met) > 2 * error)
+      continue;
+    ++ties;
+    if (found[i].trial.excess < found[widest].trial.excess) widest = i;
+  }
+  if (ties < 2) return "";
+  return wrapped(
+             fmt::format("{} tie at {}: the shares within the limits differ by no more than two "
+                         "standard errors. Row {} has the most left to the limits",
+                         ties, best.rate, widest + 1)) +
+         "\n";
+}
+
 std::string found_text(const SloResult& result, const Sweep& sweep, const std::vector<Axis>& axes) {
   constexpr std::size_t rows = 5;
-  return fmt::format("{}\nbest: {}; {}, met by {}\n{}\n{}\n", table_of(result.found, axes, rows),
-                     result.found.front().rate, latencies_text(result.found.front()),
-                     percent(result.found.front().trial.attainment),
-                     effort_text(result, sweep.points.size()),
-                     command_of(result.found.front(), sweep));
+  return fmt::format(
+      "{}\n{}best: {}; {}, met by {}\n{}\n{}\n", table_of(result.found, axes, rows),
+      tie_text(result.found), result.found.front().rate, latencies_text(result.found.front()),
+      percent(result.found.front().trial.attainment), effort_text(result, sweep.points.size()),
+      command_of(result.found.front(), sweep));
 }
 
 // A state, and what to do about it.
