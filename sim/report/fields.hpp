@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "hardware/units.hpp"
 
 namespace moesim {
 
@@ -35,16 +39,11 @@ void check_share(std::string_view key, std::string_view unit, double value);
 /// Sets a key of an object. Hundreds of rows call this, which the compiler would repeat for each.
 void put(OrderedJson& object, const std::string& key, OrderedJson value);
 
-/// One key of the object that a T is written as: its value and what documents it, in one row.
 template <class T>
-struct Field {
-  std::string key, unit;
-  Better better = Better::neither;
-  std::string meaning;
-  std::function<void(OrderedJson& object, const Field&, const T&)> write;
-  void (*document)(std::vector<ReportKey>&, ReportKey of_value, const std::string& each);
-  std::string each{};  ///< what stands for the names of a map in documentation: "KIND"
-};
+struct Field;
+/// The keys of the object that a T is written as, in their order.
+template <class T>
+using Fields = std::vector<Field<T>>;
 
 /// A type with a table of its fields, fields_of(const T*).
 template <class T>
@@ -88,10 +87,24 @@ OrderedJson written(const T& value) {
   } else if constexpr (Shape<T>::named) {
     json = OrderedJson::object();
     for (const auto& [name, element] : value) put(json, name, written(element));
+  } else if constexpr (std::is_same_v<T, Time>) {
+    json = to_seconds(value - Time{}).count();
+  } else if constexpr (std::is_same_v<T, Seconds>) {
+    json = value.count();
+  } else if constexpr (requires { value.value(); }) {  // a quantity
+    json = value.value();
   } else {
     json = value;
   }
   return json;
+}
+
+template <class T>
+void document_all(std::vector<ReportKey>& keys, const std::string& above, const Fields<T>& rows) {
+  for (const Field<T>& field : rows) {
+    const std::string pointer = field.key.empty() ? above : above + "/" + field.key;
+    field.document(keys, {pointer, field.unit, field.better, field.meaning}, field.each);
+  }
 }
 
 /// Adds the keys of a value that stands under `key.pointer`, those of its parts included.
@@ -108,10 +121,7 @@ void document(std::vector<ReportKey>& keys, ReportKey key, const std::string& ea
   } else if constexpr (Section<T>) {
     const std::string above = key.pointer;
     if (!key.meaning.empty()) keys.push_back(std::move(key));
-    for (const Field<T>& field : fields_of(static_cast<const T*>(nullptr))) {
-      const std::string pointer = field.key.empty() ? above : above + "/" + field.key;
-      field.document(keys, {pointer, field.unit, field.better, field.meaning}, field.each);
-    }
+    document_all(keys, above, fields_of(static_cast<const T*>(nullptr)));
   } else {
     keys.push_back(std::move(key));
   }
@@ -126,70 +136,82 @@ bool is_nothing(const T& value) {
 
 }  // namespace fields
 
-/// A table of fields, row by row. A projection is a member or a function of the section.
+/// Marks a key that is left out where its value is empty.
+inline constexpr struct IfAny {
+} if_any;
+/// Marks a part whose keys stand among those of the section.
+inline constexpr struct MergedPart {
+} merged;
+
+/// A key of the object that a T is written as: its value and what documents it, in one row. A
+/// projection is a member or a function of the section. What follows a slash in the key stands for
+/// the names of a map in documentation: "parts/PART".
 template <class T>
-class FieldTable {
- public:
+struct Field {
   template <class Projection>
-  FieldTable& add(std::string_view key, Projection projection, std::string_view meaning,
-                  std::string_view unit = "", Better better = Better::neither) {
-    return row(key, meaning, unit, better, documents(projection),
-               [projection](OrderedJson& object, const Field<T>& field, const T& section) {
-                 const auto& value = std::invoke(projection, section);
-                 if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, double>) {
-                   check_share(field.key, field.unit, value);
-                 }
-                 put(object, field.key, fields::written(value));
-               });
-  }
-  /// Adds a row of a key that is left out where its value is empty.
+  Field(std::string_view name, Projection projection, std::string_view what,
+        std::string_view in = "", Better which = Better::neither)
+      : Field(name, what, in, which, documents(projection),
+              [projection](OrderedJson& object, const Field& field, const T& section) {
+                const auto& value = std::invoke(projection, section);
+                if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, double>) {
+                  check_share(field.key, field.unit, value);
+                }
+                put(object, field.key, fields::written(value));
+              }) {}
   template <class Projection>
-  FieldTable& add_if_any(std::string_view key, Projection projection, std::string_view meaning,
-                         std::string_view unit = "", Better better = Better::neither) {
-    return row(key, meaning, unit, better, documents(projection),
-               [projection](OrderedJson& object, const Field<T>& field, const T& section) {
-                 const auto& value = std::invoke(projection, section);
-                 if (!fields::is_nothing(value)) put(object, field.key, fields::written(value));
-               });
-  }
-  /// Keys of a part that stand among those of the section.
+  Field(IfAny, std::string_view name, Projection projection, std::string_view what,
+        std::string_view in = "", Better which = Better::neither)
+      : Field(name, what, in, which, documents(projection),
+              [projection](OrderedJson& object, const Field& field, const T& section) {
+                const auto& value = std::invoke(projection, section);
+                if (!fields::is_nothing(value)) put(object, field.key, fields::written(value));
+              }) {}
+  /// A part that is made of members of the section itself.
+  Field(std::string_view name, Fields<T> part)
+      : Field(
+            name, "", "", Better::neither,
+            [part](std::vector<ReportKey>& keys, const ReportKey& of_part, const std::string&) {
+              fields::document_all(keys, of_part.pointer, part);
+            },
+            [part](OrderedJson& object, const Field& field, const T& section) {
+              OrderedJson json;
+              for (const Field& row : part) row.write(json, row, section);
+              put(object, field.key, std::move(json));
+            }) {}
   template <class Projection>
-  FieldTable& merge(Projection projection) {
-    return row("", "", "", Better::neither, documents(projection),
-               [projection](OrderedJson& object, const Field<T>&, const T& section) {
-                 OrderedJson part = fields::written(std::invoke(projection, section));
-                 for (auto& [key, value] : part.items()) put(object, key, std::move(value));
-               });
-  }
-  /// What stands for the names of the map that was added last: "KIND".
-  FieldTable& each(std::string_view name) {
-    fields_.back().each = name;
-    return *this;
-  }
-  operator std::vector<Field<T>>() && { return std::move(fields_); }
-  operator std::vector<Field<T>>() & { return std::move(fields_); }
+  Field(MergedPart, Projection projection, std::string_view names = "")
+      : Field(std::string("/").append(names), "", "", Better::neither, documents(projection),
+              [projection](OrderedJson& object, const Field&, const T& section) {
+                OrderedJson part = fields::written(std::invoke(projection, section));
+                for (auto& [name, value] : part.items()) put(object, name, std::move(value));
+              }) {}
+
+  std::string key, each;  ///< what stands for the names of a map in documentation: "KIND"
+  std::string unit;
+  Better better = Better::neither;
+  std::string meaning;
+  std::function<void(OrderedJson& object, const Field&, const T&)> write;
+  std::function<void(std::vector<ReportKey>&, ReportKey of_value, const std::string& each)>
+      document;
 
  private:
+  // Hundreds of rows call this, which the compiler would repeat for each.
+  [[gnu::noinline]] Field(std::string_view name, std::string_view what, std::string_view in,
+                          Better which, decltype(Field::document) documented,
+                          decltype(Field::write) written)
+      : key(name.substr(0, name.find('/'))),
+        each(name.substr(std::min(name.find('/'), name.size() - 1) + 1)),
+        unit(in),
+        better(which),
+        meaning(what),
+        write(std::move(written)),
+        document(std::move(documented)) {}
   template <class Projection>
   static auto documents(Projection) {
     using Value = std::remove_cvref_t<std::invoke_result_t<Projection, const T&>>;
     return &fields::document<Value>;
   }
-  // Hundreds of rows call this, which the compiler would repeat for each.
-  [[gnu::noinline]] FieldTable& row(std::string_view key, std::string_view meaning,
-                                    std::string_view unit, Better better,
-                                    decltype(Field<T>::document) document,
-                                    decltype(Field<T>::write) write) {
-    fields_.push_back({std::string(key),
-                       std::string(unit),
-                       better,
-                       std::string(meaning),
-                       std::move(write),
-                       document,
-                       {}});
-    return *this;
-  }
-  std::vector<Field<T>> fields_;
 };
 
 }  // namespace moesim

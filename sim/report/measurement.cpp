@@ -14,18 +14,8 @@ namespace moesim {
 
 namespace {
 
-constexpr std::size_t hot_ranks_kept = 20;
 // With so many the steps that a window cuts at its ends are less than half of it.
 constexpr std::int64_t several_steps = 4;
-
-// Into a list in order of ratio; of equals the earlier one stays first.
-void keep_worst(std::vector<HotRank>& worst, const HotRank& event) {
-  if (worst.size() == hot_ranks_kept && worst.back().ratio >= event.ratio) return;
-  const auto place = std::find_if(worst.begin(), worst.end(),
-                                  [&](const HotRank& other) { return other.ratio < event.ratio; });
-  worst.insert(place, event);
-  if (worst.size() > hot_ranks_kept) worst.pop_back();
-}
 
 // The share of a step from `start` to `end` that lies in the window.
 double share_within(Time start, Time end, Time window_begin, Time window_end) {
@@ -46,13 +36,7 @@ void add_share(Totals& totals, const StepRecord& record, const WindowTokens& of_
   totals.groups[record.instance].busy += share * to_seconds(now - record.step.start).count();
 }
 
-std::int64_t nanoseconds(Seconds time) { return std::llround(time.count() * 1e9); }
-
 }  // namespace
-
-double Totals::busy_seconds() const {
-  return by_kind[0].seconds + by_kind[1].seconds + by_kind[2].seconds;
-}
 
 Measurement::Measurement(const Deployment& deployment, std::int64_t total_blocks)
     : deployment_(deployment),
@@ -141,174 +125,41 @@ void Measurement::add(Totals& totals, const StepRecord& record, const WindowToke
                       Time now) const {
   add_step(totals, record, now);
   add_share(totals, record, tokens, now, now);
-  for (std::size_t phase = 0; phase < 2; ++phase) {
-    totals.coverage[phase].recorded += record.step.coverage[phase].recorded;
-    totals.coverage[phase].borrowed += record.step.coverage[phase].borrowed;
-    totals.coverage[phase].wrapped += record.step.coverage[phase].wrapped;
-    totals.coverage[phase].synthetic += record.step.coverage[phase].synthetic;
-  }
   totals.groups[record.instance].output_tokens += record.tokens;
   totals.completed += std::ranges::count(record.milestones, true, &Milestone::last);
   totals.end = now;
 }
 
 void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) const {
+  std::apply(
+      [&](auto&... sum) {
+        const auto add = [&](auto& one) {
+          if constexpr (requires { one.add(record); }) one.add(record);
+        };
+        (add(sum), ...);
+      },
+      totals.sums);
   const StepSummary& step = record.step;
   const StepCost& cost = record.cost;
-  const double seconds = cost.total.count();
-  StepTotals& kind = totals.by_kind[static_cast<std::size_t>(step.kind)];
-  ++kind.steps;
-  kind.seconds += seconds;
-  kind.prefill_tokens += step.prefill_tokens;
-  kind.decode_tokens += step.decode_tokens;
-  kind.dummy_ranks += step.dummy_ranks;
-  ++totals.steps_by_rule[static_cast<std::size_t>(step.rule)];
-  totals.seconds_by_rule[static_cast<std::size_t>(step.rule)] += seconds;
-  for (std::size_t part = 0; part < totals.parts.size(); ++part) {
-    for (std::size_t resource = 0; resource < totals.parts[part].size(); ++resource) {
-      totals.parts[part][resource] += cost.parts[part][resource];
-      kind.parts[part] += cost.parts[part][resource];
-    }
-    for (std::size_t ground = 0; ground < totals.by_evidence[part].size(); ++ground) {
-      totals.by_evidence[part][ground] += cost.by_evidence[part][ground];
-    }
-  }
-  totals.dispatch += cost.dispatch;
-  totals.combine += cost.combine;
-  totals.all_reduce += cost.all_reduce;
-  totals.idle.resize(cost.idle.size());
-  for (std::size_t gpu = 0; gpu < cost.idle.size(); ++gpu) totals.idle[gpu] += cost.idle[gpu];
-  if (cost.afd) totals.afd += *cost.afd;
-  totals.flops += cost.flops;
-  totals.hbm_bytes += cost.hbm_bytes;
-  totals.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
-  totals.kv_blocks_peak = std::max(totals.kv_blocks_peak, step.kv_blocks_used);
-  totals.preemptions += step.preemptions;
-  totals.recomputed += step.recomputed;
-  totals.prefix_queried += step.prefix_queried;
-  totals.prefix_hit += step.prefix_hit;
-  totals.prefix_loaded += step.prefix_loaded;
-  for (std::size_t t = 0; t < step.prefix_of_lower.size(); ++t)
-    totals.prefix_of_lower[t] += step.prefix_of_lower[t];
-  totals.steps_held += step.held.prompts > 0 ? 1 : 0;
-  totals.tokens_held += step.held.tokens;
-  totals.prompt_seconds_held += step.held.prompts * seconds;
-  totals.cut_rank_steps += step.cut_ranks;
-  totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
-  totals.expert_memory += cost.expert_memory;
-  totals.speculation += record.speculation;
   GroupTotals& group = totals.groups[record.instance];
   ++group.steps;
-  group.seconds += seconds;
+  group.seconds += cost.total.count();
   group.idle += std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);
   group.prefill_tokens += step.prefill_tokens;
   group.decode_tokens += step.decode_tokens;
-  group.preemptions += step.preemptions;
-  group.prefix_queried += step.prefix_queried;
-  group.prefix_hit += step.prefix_hit;
-  group.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
-  group.kv_blocks_peak = std::max(group.kv_blocks_peak, step.kv_blocks_used);
-  if (!cost.samples.empty()) {
-    ++kind.experts.steps_by_samples[cost.samples];
+  group.kv.add(record);
+  if (cost.samples.empty()) {
+    add_layers(totals, step.kind, {cost.layers, cost.tokens_of_expert, cost.passes}, 1, now);
   } else {
-    add_layers(kind.experts, totals, {cost.layers, cost.tokens_of_expert, cost.passes}, 1, now);
+    auto& of_kind = std::get<ExpertSum>(totals.sums).by_kind[at(step.kind)];
+    ++of_kind.steps_by_samples[cost.samples];
   }
 }
 
-namespace {
-
-// What EP ranks did in one layer of a step.
-struct RankSums {
-  double ranks = 0, activated = 0, tokens = 0, squares = 0;
-  double mean() const { return tokens / ranks; }
-  double variation() const {
-    return std::sqrt(std::max(0.0, squares / ranks - mean() * mean())) / mean();
-  }
-};
-
-RankSums add_ranks(const LayerLoad& load, std::int64_t steps, ExpertTotals::Layer& layer) {
-  layer.tokens_of_rank.resize(load.tokens.size());
-  layer.activated_of_rank.resize(load.tokens.size());
-  RankSums sums{.ranks = static_cast<double>(load.tokens.size())};
-  for (std::size_t rank = 0; rank < load.tokens.size(); ++rank) {
-    sums.activated += load.activated[rank];
-    sums.tokens += load.tokens[rank];
-    sums.squares += double(load.tokens[rank]) * load.tokens[rank];
-    layer.tokens_of_rank[rank] += load.tokens[rank] * steps;
-    layer.activated_of_rank[rank] += load.activated[rank] * steps;
-  }
-  layer.rank_tokens.add(load.tokens, steps);
-  layer.rank_activated.add(load.activated, steps);
-  return sums;
-}
-
-// With a shared expert that is a slot: adds the rows of each rank, those of the shared expert
-// included.
-void add_shared_rows(const LayerOutcome& outcome, double times, ExpertTotals& totals) {
-  if (outcome.shared_tokens.empty()) return;
-  double most = 0, sum = 0;
-  for (std::size_t rank = 0; rank < outcome.shared_tokens.size(); ++rank) {
-    const double rows = double(outcome.load.tokens[rank]) + outcome.shared_tokens[rank];
-    most = std::max(most, rows);
-    sum += rows;
-  }
-  totals.max_rows += most * times;
-  totals.mean_rows += sum / static_cast<double>(outcome.shared_tokens.size()) * times;
-}
-
-}  // namespace
-
-// What so many steps did in their MoE layers; `now`, if it was one.
-void Measurement::add_layers(ExpertTotals& totals, Totals& all, const LayersDone& done,
+void Measurement::add_layers(Totals& totals, StepKind kind, const LayersDone& done,
                              std::int64_t steps, std::optional<Time> now) const {
-  const MoeModel& model = deployment_.model;
-  const auto experts = at(model.experts);
-  const auto times = static_cast<double>(steps);
-  totals.layers.resize(done.layers.size());
-  for (std::size_t l = 0; l < done.layers.size(); ++l) {
-    const LayerOutcome& outcome = done.layers[l];
-    const LayerLoad& load = outcome.load;
-    ExpertTotals::Layer& layer = totals.layers[l];
-    const RankSums sums = add_ranks(load, steps, layer);
-    const auto tokens_of_layer = done.tokens_of_expert.subspan(l * experts, experts);
-    layer.expert_tokens.add(tokens_of_layer, steps);
-    // As whole numbers, of which several are added at a time.
-    const auto selections = static_cast<double>(
-        std::accumulate(tokens_of_layer.begin(), tokens_of_layer.end(), std::int64_t{0}));
-    const double ratio = load.max_tokens / sums.mean();
-    const bool hot = ratio > deployment_.hot_rank_threshold;
-    totals.layer_steps += times;
-    totals.max_activated += load.max_activated * times;
-    totals.mean_activated += sums.activated / sums.ranks * times;
-    totals.max_tokens += load.max_tokens * times;
-    totals.mean_tokens += sums.mean() * times;
-    totals.cv += sums.variation() * times;
-    totals.active_experts += outcome.active_experts * times;
-    totals.uniformly_active +=
-        done.passes *
-        uniformly_active(model.experts, model.experts_per_token,
-                         selections / model.experts_per_token / done.passes) *
-        times;
-    totals.useful_rows += static_cast<double>(outcome.useful_rows) * times;
-    totals.padded_rows += static_cast<double>(outcome.padded_rows) * times;
-    add_shared_rows(outcome, times, totals);
-    totals.step_copies += outcome.step_copies * times;
-    totals.step_copy_bytes += (outcome.bringing.nvlink + outcome.bringing.network).value() * times;
-    for (std::int64_t Locality::*count :
-         {&Locality::selections, &Locality::own_gpu, &Locality::own_domain})
-      totals.locality.*count += outcome.locality.*count * steps;
-    totals.capacity += outcome.capacity;
-    totals.hot_layer_steps += hot ? steps : 0;
-    totals.hottest = std::max(totals.hottest, ratio);
-    if (hot && now) {
-      const auto busiest = std::max_element(load.tokens.begin(), load.tokens.end());
-      keep_worst(all.hot_ranks, {*now, static_cast<std::int32_t>(l),
-                                 static_cast<std::int32_t>(busiest - load.tokens.begin()), ratio});
-    }
-    if (!outcome.exchange.name.empty()) all.layers_by_dispatch[outcome.exchange.name] += steps;
-    all.dispatch_ns.add(nanoseconds(outcome.exchange.dispatch.time), steps);
-    all.combine_ns.add(nanoseconds(outcome.exchange.combine.time), steps);
-  }
+  std::get<ExpertSum>(totals.sums).add_layers(deployment_, kind, done, steps, now);
+  std::get<CommunicationSum>(totals.sums).add_layers(done.layers, steps);
 }
 
 bool Measurement::holds_several_steps(const Totals& totals) const {
@@ -343,8 +194,8 @@ Totals Measurement::finish(Time now, Window window) {
   last.end = now;
   last.end_gap = gaps_.size();
   Totals totals = window == Window::steady ? *before_drain_ : last;
-  for (StepTotals& kind : totals.by_kind) {
-    for (const auto& [samples, steps] : kind.experts.steps_by_samples) {
+  for (const StepKind kind : {StepKind::prefill, StepKind::decode, StepKind::mixed}) {
+    for (const auto& [samples, steps] : totals.of<ExpertSum>().by_kind[at(kind)].steps_by_samples) {
       const StepSample& first = *samples.front();
       std::vector<LayerOutcome> layers = first.layers();
       std::vector<std::int32_t> tokens_of_expert = first.tokens_of_expert();
@@ -353,8 +204,8 @@ Totals Measurement::finish(Time now, Window window) {
         std::ranges::transform(tokens_of_expert, sample->tokens_of_expert(),
                                tokens_of_expert.begin(), std::plus());
       }
-      add_layers(kind.experts, totals, {layers, tokens_of_expert, static_cast<int>(samples.size())},
-                 steps, std::nullopt);
+      add_layers(totals, kind, {layers, tokens_of_expert, static_cast<int>(samples.size())}, steps,
+                 std::nullopt);
     }
   }
   return totals;

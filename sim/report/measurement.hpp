@@ -1,15 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
-#include <span>
-#include <string_view>
+#include <optional>
+#include <tuple>
 #include <vector>
 
 #include "sim/experiment/deployment.hpp"
+#include "sim/report/sections/afd.hpp"
+#include "sim/report/sections/batches.hpp"
+#include "sim/report/sections/breakdown.hpp"
+#include "sim/report/sections/communication.hpp"
+#include "sim/report/sections/expert_memory.hpp"
+#include "sim/report/sections/experts.hpp"
+#include "sim/report/sections/kv.hpp"
+#include "sim/report/sections/sampling.hpp"
+#include "sim/report/sections/speculation.hpp"
+#include "sim/report/sections/steps.hpp"
 #include "sim/report/statistics.hpp"
 #include "sim/report/time_series.hpp"
 #include "sim/requests/requests.hpp"
@@ -17,67 +26,15 @@
 
 namespace moesim {
 
-/// The order of first use: the same in every run.
-struct BySampleNumber {
-  bool operator()(const std::vector<const StepSample*>& a,
-                  const std::vector<const StepSample*>& b) const {
-    return std::ranges::lexicographical_compare(a, b, {}, &StepSample::number, &StepSample::number);
-  }
-};
-
-/// What the expert layers did in steps of one kind.
-struct ExpertTotals {
-  struct Layer {
-    CountHistogram rank_tokens, rank_activated, expert_tokens;
-    std::vector<std::int64_t> tokens_of_rank, activated_of_rank;  ///< sums over steps, [ep]
-  };
-  double layer_steps = 0;  ///< (layer, step) pairs
-  double max_activated = 0, mean_activated = 0;
-  double max_tokens = 0, mean_tokens = 0;
-  double cv = 0;                ///< of tokens over ranks, summed over (layer, step)
-  double active_experts = 0;    ///< logical
-  double uniformly_active = 0;  ///< as many tokens, in as many micro-batches, under uniform routing
-  double useful_rows = 0, padded_rows = 0;
-  double max_rows = 0, mean_rows = 0;  ///< of EP ranks, with a shared expert that is a slot
-  double step_copies = 0, step_copy_bytes = 0;  ///< brought for one layer of one step
-  Locality locality;
-  CapacityTally capacity;
-  std::int64_t hot_layer_steps = 0;  ///< busiest rank above the threshold times the mean
-  double hottest = 0;                ///< the largest such ratio
-  std::vector<Layer> layers;
-  /// Steps by the samples that they took their layers from; what these did is counted at the end.
-  std::map<std::vector<const StepSample*>, std::int64_t, BySampleNumber> steps_by_samples;
-};
-
-/// A layer of a step whose busiest rank held more tokens than the threshold allows.
-struct HotRank {
-  Time at{};  ///< when the step ended
-  std::int32_t layer = 0;
-  std::int32_t rank = 0;
-  double ratio = 0;  ///< its tokens over the mean of all ranks
-};
-
-/// Sums over the steps of one kind.
-struct StepTotals {
-  std::int64_t steps = 0;
-  double seconds = 0;
-  std::array<double, part_names.size()> parts{};  ///< seconds of the critical path
-  double prefill_tokens = 0, decode_tokens = 0;
-  double dummy_ranks = 0;
-  ExpertTotals experts;
-};
-
 /// What one EP group did.
 struct GroupTotals {
   std::int64_t steps = 0;
   double seconds = 0;  ///< it computed
   double busy = 0;     ///< of these, within the window
   double idle = 0;     ///< GPU-seconds spent at barriers
-  std::int64_t output_tokens = 0, preemptions = 0;
+  std::int64_t output_tokens = 0;
   double prefill_tokens = 0, decode_tokens = 0;  ///< computed
-  std::int64_t prefix_queried = 0, prefix_hit = 0;
-  double kv_block_seconds = 0;
-  std::int64_t kv_blocks_peak = 0;
+  KvSum kv;
 };
 
 /// What rates are made of. Of a step that is only partly within the window, that share.
@@ -92,34 +49,19 @@ struct WindowTokens {
 /// `tokens` and the groups' `busy`. Of several EP groups: over the steps of all.
 struct Totals {
   Time begin{}, end{};
-  std::array<StepTotals, 3> by_kind;            ///< what the steps held
-  std::array<std::int64_t, 3> steps_by_rule{};  ///< the rule they ran under
-  std::array<double, 3> seconds_by_rule{};
-  Breakdown parts{};
-  SecondsByEvidence by_evidence{};
-  Traffic dispatch, combine, all_reduce;
-  CountHistogram dispatch_ns, combine_ns;  ///< per MoE layer
-  std::vector<double> idle;                ///< seconds per GPU
-  AfdTimes afd;                            ///< sums over steps, with AFD
-  double flops = 0, hbm_bytes = 0;
-  std::array<RoutingCoverage, 2> coverage{};
-  double kv_block_seconds = 0;
-  std::int64_t kv_blocks_peak = 0;
-  std::map<std::string_view, std::int64_t> layers_by_dispatch;  ///< which one carried the tokens
-  std::vector<HotRank> hot_ranks;                               ///< the worst, by ratio then time
-  std::int64_t preemptions = 0, recomputed = 0;
-  std::int64_t prefix_queried = 0, prefix_hit = 0, prefix_loaded = 0;
-  OfLowerTiers<std::int64_t> prefix_of_lower{};
-  std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
-  std::int64_t steps_held = 0, tokens_held = 0;    ///< with prompts held back; of those prompts
-  double prompt_seconds_held = 0;
-  ExpertMemoryTally expert_memory;
-  SpeculationTally speculation;
+  /// By section of the report.
+  std::tuple<StepSum, ExpertSum, ExpertMemorySum, BatchSum, CommunicationSum, BreakdownSum, AfdSum,
+             KvSum, SpeculationSum, CoverageSum>
+      sums;
   WindowTokens tokens;
   std::int64_t arrived = 0, completed = 0, abandoned = 0;
   std::size_t first_gap = 0, end_gap = 0;  ///< of Measurement::take_gaps()
   std::map<int, GroupTotals> groups;       ///< by StepRecord::instance
-  double busy_seconds() const;
+  template <class Sum>
+  const Sum& of() const {
+    return std::get<Sum>(sums);
+  }
+  double busy_seconds() const { return of<StepSum>().seconds(); }
 };
 
 /// Watches the EP groups of a run that are alike. Measuring starts once the warm-up's requests have
@@ -167,13 +109,7 @@ class Measurement {
   void add_gap(TokenGap gap);
   void add(Totals&, const StepRecord&, const WindowTokens&, Time now) const;
   void add_step(Totals&, const StepRecord&, Time now) const;
-  // The MoE layers of a step, and its tokens by expert: [MoE layers, experts].
-  struct LayersDone {
-    std::span<const LayerOutcome> layers;
-    std::span<const std::int32_t> tokens_of_expert;
-    int passes = 1;  // over which they are sums
-  };
-  void add_layers(ExpertTotals& totals, Totals& all, const LayersDone& done, std::int64_t steps,
+  void add_layers(Totals&, StepKind, const LayersDone&, std::int64_t steps,
                   std::optional<Time> now) const;
 
   const Deployment& deployment_;

@@ -207,7 +207,7 @@ inline constexpr auto metric_catalogue = [] {
       {"sampled_step_error", "sampling", "Step time by samples against exact",
        "/sampled/step_time_error", sampled_step_error},
       {"kv_bytes", "KV cache", "Room for the KV cache", "/memory/kv_bytes",
-       of_pool<&PoolStats::memory, &MemoryStats::kv_bytes>},
+       [](const Report& report) { return std::optional(report.pool.memory.kv.value()); }},
   });
 }();
 

@@ -4,26 +4,15 @@
 #include <algorithm>
 #include <numeric>
 
+#include "sim/report/statistics.hpp"
+
 namespace moesim {
-
-namespace {
-
-double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
-
-}  // namespace
 
 OverTime::Bucket& OverTime::Bucket::operator+=(const Bucket& later) {
   end = later.end;
-  steps += later.steps;
-  seconds += later.seconds;
-  rebalancing_seconds += later.rebalancing_seconds;
-  max_tokens += later.max_tokens;
-  mean_tokens += later.mean_tokens;
-  gaps_ms += later.gaps_ms;
-  sequence_seconds += later.sequence_seconds;
-  kv_block_seconds += later.kv_block_seconds;
-  gaps += later.gaps;
-  tokens += later.tokens;
+  add_members<&Bucket::steps, &Bucket::seconds, &Bucket::rebalancing_seconds, &Bucket::max_tokens,
+              &Bucket::mean_tokens, &Bucket::gaps_ms, &Bucket::sequence_seconds,
+              &Bucket::kv_block_seconds, &Bucket::gaps, &Bucket::tokens>(*this, later);
   return *this;
 }
 
@@ -81,6 +70,26 @@ std::vector<TimeBucket> OverTime::buckets(std::int64_t kv_blocks) const {
     bucket.kv_utilization = ratio(b.kv_block_seconds, b.seconds * double(kv_blocks));
   }
   return all;
+}
+
+const Fields<TimeBucket>& fields_of(const TimeBucket*) {
+  using enum Better;
+  using S = TimeBucket;
+  static const Fields<S> rows{
+      {"begin_s", &S::begin_s, "when its first step began", "s"},
+      {"end_s", &S::end_s, "when its last step ended", "s"},
+      {"steps", &S::steps, "steps of the bucket"},
+      {"mean_step_ms", &S::mean_step_ms, "a step", "ms", less},
+      {"mean_itl_ms", &S::mean_itl_ms,
+       "time between two tokens of a request; null where no second token fell", "ms", less},
+      {"output_tokens", &S::output_tokens, "tokens emitted", "tokens", more},
+      {"imbalance", &S::imbalance, "tokens of the busiest EP rank over the mean", "max/mean", less},
+      {"balancedness", &S::balancedness, "the inverse", "mean/max", more},
+      {"rebalancing_seconds", &S::rebalancing_seconds, "time that rebalancing took from steps", "s",
+       less},
+      {"concurrency", &S::concurrency, "requests in a step, weighted with its time"},
+      {"kv_utilization", &S::kv_utilization, "blocks held, over steps' time", "share"}};
+  return rows;
 }
 
 }  // namespace moesim

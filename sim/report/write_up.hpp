@@ -8,9 +8,12 @@
 #include "sim/kv_tiers/kv_tier.hpp"
 #include "sim/pool_roles/pool_roles.hpp"
 #include "sim/report/measurement.hpp"
-#include "sim/report/report.hpp"
+#include "sim/report/sections/outages.hpp"
+#include "sim/report/sections/sampling.hpp"
 
 namespace moesim {
+
+struct Report;
 
 /// One EP group, as a run leaves it.
 struct InstanceRun {

@@ -88,7 +88,7 @@ double bytes_of_step(const Report& report) {
   const CommunicationStats& sent = report.pool.communication;
   for (const auto& [kind, steps] : report.pool.steps.by_kind) {
     if (kind == "decode")
-      return (sent.dispatch.all.network_bytes + sent.combine.all.network_bytes) /
+      return (sent.dispatch.all.network.value() + sent.combine.all.network.value()) /
              double(steps.steps);
   }
   return 0;

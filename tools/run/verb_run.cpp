@@ -396,7 +396,7 @@ std::string pool_text(const PoolStats& pool, const Deployment& e) {
   if (const auto& memory = pool.expert_memory.transfers) {
     text +=
         fmt::format("experts: {} of runs found them in HBM; layers waited {} s for the others\n",
-                    percent(memory->hit_rate), fixed_text(memory->stall_seconds, 2));
+                    percent(memory->hit_rate), fixed_text(memory->stall.count(), 2));
   }
   const ExpertStats& experts = pool.experts;
   if (experts.dropped != 0 || experts.rerouted != 0 || experts.delayed != 0) {

@@ -16,9 +16,9 @@ namespace moesim {
 
 namespace {
 
-using Measured = std::map<std::string, Json, std::less<>>;
+using Answers = std::map<std::string, Json, std::less<>>;
 
-double look_up(const ConfigNode& node, const Measured& measured) {
+double look_up(const ConfigNode& node, const Answers& measured) {
   const std::string place = node.text();
   const auto colon = place.find(':');
   const auto found = measured.find(place.substr(0, colon));
@@ -32,16 +32,16 @@ double look_up(const ConfigNode& node, const Measured& measured) {
   return value->get<double>();
 }
 
-double evaluate(const ConfigNode& node, const Measured& measured);
+double evaluate(const ConfigNode& node, const Answers& measured);
 
-std::vector<double> evaluate_all(const ConfigNode& list, const Measured& measured) {
+std::vector<double> evaluate_all(const ConfigNode& list, const Answers& measured) {
   std::vector<double> values;
   for (const ConfigNode& node : list.list()) values.push_back(evaluate(node, measured));
   if (values.empty()) list.fail("an operation needs operands");
   return values;
 }
 
-double evaluate(const ConfigNode& node, const Measured& measured) {
+double evaluate(const ConfigNode& node, const Answers& measured) {
   if (node.json().is_number()) return node.number();
   if (node.json().is_string()) return look_up(node, measured);
   return read_object(node, [&](ConfigReader& r) {
@@ -81,7 +81,7 @@ struct Simulated {
   bool signs_agree = false;  ///< of several numbers, each with what was published of it
 };
 
-Simulated simulate_row(ConfigReader& r, const Measured& measured) {
+Simulated simulate_row(ConfigReader& r, const Answers& measured) {
   if (!r.optional("values")) return {evaluate(r.child("value"), measured), {}, false};
   Simulated of{0, evaluate_all(r.child("values"), measured), true};
   const std::vector<ConfigNode> published = r.child("each").list();
@@ -123,8 +123,7 @@ BandKind band_kind(ConfigReader& r, std::string_view unit) {
   return low <= no_change && no_change <= high ? BandKind::no_change : BandKind::two_sided;
 }
 
-ReproducedRow read_row(const ConfigNode& node, const Measured& measured,
-                       const Measured* data_sheet) {
+ReproducedRow read_row(const ConfigNode& node, const Answers& measured, const Answers* data_sheet) {
   return read_object(node, [&](ConfigReader& r) {
     ReproducedRow row;
     row.what = r.text("what");
@@ -257,8 +256,8 @@ std::optional<ConfigNode> on_clusters(const ConfigNode& measured, const Paths& c
 }
 
 /// Everything that was measured, with what stands on the named clusters computed again.
-Measured on_data_sheet(const ConfigNode& measured, Measured answers, const Paths& clusters,
-                       TraceLibrary& traces) {
+Answers on_data_sheet(const ConfigNode& measured, Answers answers, const Paths& clusters,
+                      TraceLibrary& traces) {
   for (auto& [name, answer] : answers) {
     const auto again = on_clusters(measured.child(name), clusters);
     if (again) answer = measure(*again, traces);
@@ -317,14 +316,14 @@ Reproduction reproduce(const ConfigNode& file) {
     r.flag_or("quick", false);
     for (const ConfigNode& text : r.child("assumed").list()) figure.assumed.push_back(text.text());
     TraceLibrary traces;
-    const Measured measured = read_object(r.child("measured"), [&](ConfigReader& names) {
-      Measured answers;
+    const Answers measured = read_object(r.child("measured"), [&](ConfigReader& names) {
+      Answers answers;
       for (const std::string& name : names.all_keys()) {
         answers.emplace(name, measure(names.child(name), traces));
       }
       return answers;
     });
-    std::optional<Measured> data_sheet;
+    std::optional<Answers> data_sheet;
     if (r.optional("data_sheet")) {
       data_sheet = on_data_sheet(r.child("measured"), measured,
                                  read_data_sheet(r.child("data_sheet")), traces);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/report/write_up_sessions.hpp"
+#include "sim/report/sections/sessions.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <functional>
 #include <map>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -14,11 +13,146 @@
 
 namespace moesim {
 
+using enum Better;
+
+const Fields<SessionShares>& fields_of(const SessionShares*) {
+  using S = SessionShares;
+  static const Fields<S> rows{
+      {"service", &S::service, "from the first step of a prompt to the last token",
+       "share of time"},
+      {"queue", &S::queue, "from sending a request to the first step of its prompt",
+       "share of time", less},
+      {if_any, "join", &S::join, "waiting for agents that the main agent has started",
+       "share of time", less},
+      {"gap", &S::gap, "between a reply and the next turn", "share of time"}};
+  return rows;
+}
+
+const Fields<TurnSpan>& fields_of(const TurnSpan*) {
+  using S = TurnSpan;
+  static const Fields<S> rows{
+      {"agent", &S::agent, "of its session, in order of their beginning; 0: the main one"},
+      {"turn", &S::turn, "of its agent, from 0"},
+      {"sent_s", &S::sent_s, "when its client sent the turn", "s"},
+      {"begun_s", &S::begun_s, "when the first step of its prompt began", "s"},
+      {"first_token_s", &S::first_token_s, "when its first token came", "s"},
+      {"last_token_s", &S::last_token_s, "when its last token came", "s"},
+      {if_any, "loading_s", &S::loading_s,
+       "parked while blocks came from a tier, where there are any", "s"},
+      {"prompt_tokens", &S::prompt_tokens, "tokens of its prompt", "tokens"},
+      {"cached_tokens", &S::cached_tokens, "of these, cached at first admission", "tokens"},
+      {if_any, "loaded_tokens", &S::loaded_tokens,
+       "of these, loaded from tiers, where there are any", "tokens"},
+      {"output_tokens", &S::output_tokens, "tokens of its reply", "tokens"}};
+  return rows;
+}
+
+const Fields<SlowSession>& fields_of(const SlowSession*) {
+  using S = SlowSession;
+  static const Fields<S> rows{{"session", &S::session, "its number, in order of their beginning"},
+                              {"begun_s", &S::begun_s, "when its first request was sent", "s"},
+                              {"ended_s", &S::ended_s, "when its last reply ended", "s"},
+                              {"turns", &S::turns, "a turn, in order of their requests"}};
+  return rows;
+}
+
+const Fields<HitSpan>& fields_of(const HitSpan*) {
+  using S = HitSpan;
+  static const Fields<S> rows{
+      {"begin_s", &S::begin_s, "from here on", "s"},
+      {"end_s", &S::end_s, "to here", "s"},
+      {"queried_tokens", &S::queried_tokens, "prompt tokens of turns sent in this time", "tokens"},
+      {"hit_tokens", &S::hit_tokens, "of these, cached at first admission", "tokens"},
+      {if_any, "loaded_tokens", &S::loaded_tokens,
+       "of these, loaded from tiers, where there are any", "tokens"}};
+  return rows;
+}
+
+const Fields<SessionStats>& fields_of(const SessionStats*) {
+  using S = SessionStats;
+  const auto seconds = [](double Summary::*value) {
+    return [value](const S& sessions) {
+      const Summary& summary = sessions.completion;
+      return summary.count == 0 ? std::nullopt : std::optional(summary.*value);
+    };
+  };
+  static const Fields<S> rows{
+      {"finished", &S::finished, "sessions of the whole run whose last turn was answered", "",
+       more},
+      {"broken", &S::broken, "sessions that ended with a turn rejected or abandoned", "", less},
+      {"open", &S::open, "sessions that had turns left when the run ended"},
+      {if_any, "too_long", &S::too_long,
+       "sessions with a turn beyond max_context, where they end, drop it or compact", "", less},
+      {"measured", &S::measured,
+       "finished sessions that ended after measuring began; the next rows are theirs"},
+      {"mean_completion_s", seconds(&Summary::mean),
+       "mean time from the first request to the last reply", "s", less},
+      {"p50_completion_s", seconds(&Summary::p50), "median of the same", "s", less},
+      {"p90_completion_s", seconds(&Summary::p90), "90th percentile of the same", "s", less},
+      {"p99_completion_s", seconds(&Summary::p99), "99th percentile of the same", "s", less},
+      {"mean_turns", &S::mean_turns, "turns of a session"},
+      {"share_of_time", &S::share_of_time, "where the time of sessions went"},
+      {"throughput", &S::throughput, "sessions that finish", "1/s", more},
+      {"mean_alive", &S::mean_alive, "sessions under way"},
+      {"mean_requests_in_flight", &S::mean_requests_in_flight,
+       "requests sent and not yet answered"},
+      {if_any, "slowest", &S::slowest,
+       "a session that took longest, where measurement/slowest_sessions asks"}};
+  return rows;
+}
+
+const Fields<PrefixStats>& fields_of(const PrefixStats*) {
+  using S = PrefixStats;
+  static const Fields<S> rows{
+      {"queried_tokens", &S::queried_tokens, "prompt tokens", "tokens"},
+      {"hit_tokens", &S::hit_tokens, "prompt tokens that were cached at first admission", "tokens",
+       more},
+      {"computed_tokens", &S::computed_tokens, "prompt tokens that were not", "tokens", less},
+      {if_any, "loaded_tokens", &S::loaded_tokens,
+       "hits that were loaded from tiers, where there are any", "tokens"},
+      {"ideal_hit_tokens", &S::ideal_hit_tokens, "hits of one endless cache, in whole KV blocks",
+       "tokens"},
+      {"hit_rate", &S::hit_rate, "hit / queried", "share of tokens", more},
+      {"ideal_hit_rate", &S::ideal_hit_rate, "ideal hit / queried", "share of tokens"}};
+  return rows;
+}
+
+const Fields<TurnGroupStats>& fields_of(const TurnGroupStats*) {
+  using S = TurnGroupStats;
+  const auto ms = [](double Summary::*value) {
+    return [value](const S& turns) { return turns.ttft.*value; };
+  };
+  static const Fields<S> rows{
+      {"requests", &S::requests, "turns that arrived while measured, and finished"},
+      {"mean_ttft_ms", ms(&Summary::mean), "mean time to first token", "ms", less},
+      {"p50_ttft_ms", ms(&Summary::p50), "median of the same", "ms", less},
+      {"p90_ttft_ms", ms(&Summary::p90), "90th percentile of the same", "ms", less},
+      {"p99_ttft_ms", ms(&Summary::p99), "99th percentile of the same", "ms", less},
+      {"mean_prompt_tokens", &S::mean_prompt_tokens, "tokens of a prompt", "tokens"},
+      {"mean_computed_tokens", &S::mean_computed_tokens, "prompt tokens that were not cached",
+       "tokens", less},
+      {"mean_output_tokens", &S::mean_output_tokens, "tokens of a reply", "tokens"},
+      {"prefix", &S::prefix, "where prompt tokens came from"}};
+  return rows;
+}
+
+const Fields<TurnStats>& fields_of(const TurnStats*) {
+  using S = TurnStats;
+  static const Fields<S> rows{
+      {if_any, "all", &S::all, "all turns"},
+      {if_any, "first", &S::first, "the first turns of sessions"},
+      {if_any, "later", &S::later, "all other turns"},
+      {if_any, "after_compaction", &S::after_compaction,
+       "turns with a shorter prompt than the turn before"},
+      {"by_number/TURNS", &S::by_number, "turns by their number: 1, 2, 3-4, 5-8, .."},
+      {if_any, "over_time", &S::over_time,
+       "a 24th of the run, where measurement/slowest_sessions asks"}};
+  return rows;
+}
+
 namespace {
 
 using State = SessionLife::State;
-
-double share(double part, double whole) { return whole == 0 ? 0 : part / whole; }
 
 double seconds_between(Time begin, Time end) { return to_seconds(end - begin).count(); }
 
@@ -45,9 +179,9 @@ SessionShares shares_of(std::span<const SessionLife> lives, const std::vector<bo
     queue += seconds_between(life.arrival, life.begun);
     service += seconds_between(life.begun, life.last_token);
   }
-  return {share(service, seconds), share(queue, seconds),
-          several ? std::optional(share(join, seconds)) : std::nullopt,
-          share(std::max(0.0, seconds - service - queue - join), seconds)};
+  return {ratio(service, seconds), ratio(queue, seconds),
+          several ? std::optional(ratio(join, seconds)) : std::nullopt,
+          ratio(std::max(0.0, seconds - service - queue - join), seconds)};
 }
 
 double requests_in_flight(std::span<const RequestLife> lives, const Measured& measured) {
@@ -56,7 +190,7 @@ double requests_in_flight(std::span<const RequestLife> lives, const Measured& me
     if (life.state == RequestLife::State::finished)
       seconds += overlap(life.arrival, life.last_token, measured);
   }
-  return share(seconds, seconds_between(measured.begin, measured.end));
+  return ratio(seconds, seconds_between(measured.begin, measured.end));
 }
 
 // Turns of one kind, as they are counted.
@@ -79,13 +213,13 @@ class TurnSums {
     PrefixStats prefix = prefix_;
     prefix.computed_tokens = prefix.queried_tokens - prefix.hit_tokens;
     const auto queried = double(prefix.queried_tokens), count = double(ttft_ms_.size());
-    prefix.hit_rate = share(double(prefix.hit_tokens), queried);
-    prefix.ideal_hit_rate = share(double(prefix.ideal_hit_tokens), queried);
+    prefix.hit_rate = ratio(double(prefix.hit_tokens), queried);
+    prefix.ideal_hit_rate = ratio(double(prefix.ideal_hit_tokens), queried);
     return {.requests = std::ssize(ttft_ms_),
             .ttft = summarize(std::move(ttft_ms_)),
-            .mean_prompt_tokens = share(queried, count),
-            .mean_computed_tokens = share(double(prefix.computed_tokens), count),
-            .mean_output_tokens = share(double(outputs_), count),
+            .mean_prompt_tokens = ratio(queried, count),
+            .mean_computed_tokens = ratio(double(prefix.computed_tokens), count),
+            .mean_output_tokens = ratio(double(outputs_), count),
             .prefix = prefix};
   }
 
@@ -201,9 +335,9 @@ SessionStats sessions_of(const Deployment& e, std::span<const SessionLife> lives
   }
   const double window = seconds_between(measured.begin, measured.end);
   stats.measured = std::ssize(completion);
-  stats.mean_turns = share(turns, double(completion.size()));
-  stats.throughput = share(double(ended_while_measured), window);
-  stats.mean_alive = share(alive, window);
+  stats.mean_turns = ratio(turns, double(completion.size()));
+  stats.throughput = ratio(double(ended_while_measured), window);
+  stats.mean_alive = ratio(alive, window);
   stats.mean_requests_in_flight = requests_in_flight(requests.lives(), measured);
   stats.share_of_time = shares_of(lives, counts, requests, seconds);
   stats.completion = summarize(std::move(completion));
