@@ -31,8 +31,9 @@ struct CloseGz {
 
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 
-// The text of a file, compressed or plain.
-std::string contents(const std::filesystem::path& file) {
+}  // namespace
+
+std::string decompressed(const std::filesystem::path& file) {
   refuse_huge(file, "table");
   std::unique_ptr<gzFile_s, CloseGz> in(gzopen(file.c_str(), "rb"));
   if (!in) throw ConfigError(fmt::format("{}: cannot be read", file.string()));
@@ -58,8 +59,6 @@ std::string contents(const std::filesystem::path& file) {
   if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
   return text;
 }
-
-}  // namespace
 
 std::string_view TableRow::text_or_none(std::string_view column) const {
   const auto found = std::ranges::find(columns_, column);
@@ -92,7 +91,7 @@ double TableRow::number(std::string_view column) const {
 
 void read_table(const std::filesystem::path& file,
                 const std::function<void(const TableRow&)>& visit) {
-  const std::string text = contents(file);
+  const std::string text = decompressed(file);
   std::vector<std::string> columns;
   std::vector<std::string_view> fields, points;
   std::size_t plain = 0;  // columns before the series

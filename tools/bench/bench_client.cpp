@@ -234,6 +234,17 @@ void leave_one_out(const std::vector<Lesson>& lessons, Anchor& anchor) {
 
 }  // namespace
 
+Anchor unfitted_anchor(const Experiment& experiment) {
+  const Deployment& e = experiment.decode();
+  Anchor anchor;
+  anchor.model = e.model.name;
+  anchor.gpu = e.cluster.gpu.name;
+  anchor.layouts = {layout_of(experiment)};
+  anchor.deployment = fmt::format("{} on {} x {}, {}", anchor.model, gpus_of(experiment),
+                                  anchor.gpu, e.engine.empty() ? "no engine" : e.engine);
+  return anchor;
+}
+
 Anchor anchor_of_bench(const std::vector<BenchRun>& runs, const ConfigNode& experiment,
                        TraceLibrary& traces) {
   std::vector<Lesson> lessons;
@@ -244,13 +255,10 @@ Anchor anchor_of_bench(const std::vector<BenchRun>& runs, const ConfigNode& expe
     throw ConfigError(fmt::format("{}: no run has median_tpot_ms or mean_tpot_ms",
                                   runs.empty() ? "--bench" : runs.front().where));
   const Experiment& first = lessons.front().experiment;
-  const Deployment& e = first.decode();
-  Anchor anchor = fitted(lessons, nullptr);
-  anchor.model = e.model.name;
-  anchor.gpu = e.cluster.gpu.name;
-  anchor.layouts = {layout_of(first)};
-  anchor.deployment = fmt::format("{} on {} x {}, {}", anchor.model, gpus_of(first), anchor.gpu,
-                                  e.engine.empty() ? "no engine" : e.engine);
+  Anchor anchor = unfitted_anchor(first);
+  const Anchor fits = fitted(lessons, nullptr);
+  anchor.tpot = fits.tpot;
+  anchor.ttft = fits.ttft;
   leave_one_out(lessons, anchor);
   return anchor;
 }

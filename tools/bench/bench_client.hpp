@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/experiment/experiment.hpp"
 #include "sim/experiment/trace_library.hpp"
 #include "sim/report/observer.hpp"
 #include "tools/bench/anchors.hpp"
@@ -52,6 +53,9 @@ struct BenchComparison {
 };
 /// Simulates the experiment under the load of the run. Throws ConfigError.
 BenchComparison compare_with_bench(const BenchRun&, const ConfigNode& experiment, TraceLibrary&);
+
+/// The anchor of a deployment that corrects nothing yet.
+Anchor unfitted_anchor(const Experiment&);
 
 /// What measured runs of one deployment say of its predictions: the factor on step times with which
 /// the simulation of each gives the TPOT that was measured, and what TTFT then lacks. Errors are of

@@ -8,7 +8,9 @@
 
 #include "hardware/shipped.hpp"
 #include "tools/bench/bench_client.hpp"
+#include "tools/bench/step_records.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 
@@ -18,7 +20,7 @@ namespace {
 
 struct BenchOptions {
   std::vector<std::string> results;
-  std::string config, serving, anchor;
+  std::string config, serving, steps, anchor;
   std::filesystem::path root = data_folder();
   bool json = false;
 };
@@ -75,8 +77,59 @@ int compare_benchmarks(const BenchOptions& options) {
   return 0;
 }
 
+// The ranks whose steps were recorded: one pool's.
+const Deployment& recorded_pool(const Experiment& experiment) {
+  if (experiment.pools.size() > 1)
+    throw ConfigError("bench --fpm: the experiment has pools; give a config of the recorded one");
+  return experiment.decode();
+}
+
+int compare_recorded_steps(const BenchOptions& options) {
+  if (options.config.empty())
+    throw ConfigError("bench --fpm: give --config CONFIG.json, the deployment that was measured");
+  TraceLibrary traces;
+  const Experiment experiment =
+      Remarks().say_of(load_experiment(ConfigNode::from_file(options.config), traces));
+  const Deployment& deployment = recorded_pool(experiment);
+  const bool counts_new = deployment.engine.starts_with("sglang");
+  const StepComparison comparison = compare_steps(
+      read_step_records(options.steps, deployment.parallel.dp, counts_new), deployment);
+  if (options.json) {
+    OrderedJson json;
+    for (const StepErrors& of : comparison.kinds) {
+      json[step_kind_names[static_cast<std::size_t>(of.kind)]] = {
+          {"steps", of.steps},
+          {"measured_ms", of.measured_ms},
+          {"predicted_ms", of.predicted_ms},
+          {"bias_pct", 100 * of.bias},
+          {"error_pct", 100 * of.error},
+          {"error_p90_pct", 100 * of.error_p90}};
+    }
+    print(json.dump(1) + "\n");
+  } else {
+    Table table({"holds", "steps", "measured ms", "predicted ms", "bias", "error", "in 1 of 10"});
+    for (const StepErrors& of : comparison.kinds) {
+      table.add({std::string(step_kind_names[static_cast<std::size_t>(of.kind)]),
+                 fmt::format("{}", of.steps), fmt::format("{:.4g}", of.measured_ms),
+                 fmt::format("{:.4g}", of.predicted_ms), fmt::format("{:+.1f} %", 100 * of.bias),
+                 fmt::format("{:.1f} %", 100 * of.error),
+                 fmt::format("{:.1f} %", 100 * of.error_p90)});
+    }
+    print(table.text());
+  }
+  if (options.anchor.empty()) return 0;
+  if (comparison.decoding == 0)
+    throw ConfigError(options.steps + ": no step decodes; an anchor corrects steps that do");
+  Anchor anchor = unfitted_anchor(experiment);
+  anchor.tpot = {
+      .factor = comparison.factor, .runs = comparison.decoding, .leave_one_out = comparison.left};
+  print("\n" + write_anchor(anchor, options.anchor));
+  return 0;
+}
+
 int bench(const BenchOptions& options) {
   if (!options.anchor.empty()) require_writable(options.anchor);
+  if (!options.steps.empty()) return compare_recorded_steps(options);
   if (!options.serving.empty()) {
     if (options.anchor.empty())
       throw ConfigError("bench --serving: give --anchor FILE, the file for the corrections");
@@ -85,7 +138,8 @@ int bench(const BenchOptions& options) {
   }
   if (options.results.empty() || options.config.empty()) {
     throw ConfigError(
-        "bench: give RESULT.json --config CONFIG.json, or --serving RUNS.csv --anchor FILE");
+        "bench: give RESULT.json --config CONFIG.json, --fpm STEPS.jsonl --config CONFIG.json, or "
+        "--serving RUNS.csv --anchor FILE");
   }
   return compare_benchmarks(options);
 }
@@ -105,6 +159,13 @@ Action setup_bench(CLI::App& command) {
   CLI::Option* serving = command.add_option(
       "--serving", options->serving, "instead of results: measured runs of one deployment, CSV");
   serving->excludes(results)->excludes(config);
+  command
+      .add_option("--fpm", options->steps,
+                  "instead of results: steps that the engine recorded, as Dynamo writes them "
+                  "(DYN_FPM_TRACE=1 DYN_FPM_MODE=full), JSONL, also .gz; each is priced as the "
+                  "deployment of --config computes the same work")
+      ->excludes(results)
+      ->excludes(serving);
   command.add_option("--anchor", options->anchor,
                      "write what corrects predictions of this deployment to this file, JSON; "
                      "an experiment's \"anchor\" and plan --anchor name the file");

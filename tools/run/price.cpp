@@ -8,8 +8,6 @@
 #include <cstring>
 #include <functional>
 #include <iterator>
-#include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,11 +21,9 @@
 #include <unistd.h>
 
 #include "hardware/at.hpp"
-#include "sim/serving/padding.hpp"
-#include "sim/serving/speculation.hpp"
-#include "sim/serving/step_sampler.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/run/step_pricer.hpp"
 
 namespace moesim {
 
@@ -35,25 +31,15 @@ namespace {
 
 // --- what a caller sends -------------------------------------------------------------------------
 
-/// Work of a rank, by sequence. Without `prompt` a sequence of one new token decodes if it
-/// has a context, and takes any place of a recording.
-struct AskedRank {
-  std::vector<std::int32_t> new_tokens, context, prompt, request;
-
-  bool decodes(std::size_t i) const {
-    return prompt.empty() ? new_tokens[i] == 1 && context[i] > 0 : context[i] >= prompt[i];
-  }
-};
-
 struct ListOfRank {
   std::string_view key;
-  std::vector<std::int32_t> AskedRank::*list;
+  std::vector<std::int32_t> RankWork::*list;
   std::int64_t least, most;
 };
-constexpr std::array lists_of_rank{ListOfRank{"new", &AskedRank::new_tokens, 1, 1 << 20},
-                                   ListOfRank{"context", &AskedRank::context, 0, 1 << 24},
-                                   ListOfRank{"prompt", &AskedRank::prompt, 1, 1 << 24},
-                                   ListOfRank{"request", &AskedRank::request, 0, (1 << 24) - 1}};
+constexpr std::array lists_of_rank{ListOfRank{"new", &RankWork::new_tokens, 1, 1 << 20},
+                                   ListOfRank{"context", &RankWork::context, 0, 1 << 24},
+                                   ListOfRank{"prompt", &RankWork::prompt, 1, 1 << 24},
+                                   ListOfRank{"request", &RankWork::request, 0, (1 << 24) - 1}};
 
 // Reads by hand, since a caller asks thousands of times a second: a node for each number takes
 // longer than the price of a step.
@@ -67,7 +53,7 @@ class Line {
       fail("", "expected an object with one key, \"ranks\", and a list as its value");
   }
 
-  void read(std::vector<AskedRank>& ranks) const {
+  void read(std::vector<RankWork>& ranks) const {
     const Json& asked = json_["ranks"];
     if (asked.size() != ranks.size()) {
       fail("/ranks", fmt::format("has {} ranks, and the deployment {}; an idle rank is {{}}",
@@ -86,7 +72,7 @@ class Line {
     ConfigNode({}, name_, pointer).fail(message);
   }
 
-  void read_rank(const Json& rank, const std::string& pointer, AskedRank& asked) const {
+  void read_rank(const Json& rank, const std::string& pointer, RankWork& asked) const {
     if (!rank.is_object()) fail(pointer, "expected an object, as {\"new\": [1], \"context\": [9]}");
     std::size_t known = 0;
     for (const auto& [key, list, least, most] : lists_of_rank) {
@@ -110,7 +96,7 @@ class Line {
     check_lengths(asked, pointer);
   }
 
-  void check_lengths(const AskedRank& rank, const std::string& pointer) const {
+  void check_lengths(const RankWork& rank, const std::string& pointer) const {
     const std::size_t sequences = rank.new_tokens.size();
     if (rank.context.size() != sequences)
       fail(pointer, "\"new\" and \"context\" must have a number for each sequence");
@@ -127,135 +113,29 @@ class Line {
   Json json_;
 };
 
-// --- what a step costs ---------------------------------------------------------------------------
+// --- what it is answered -------------------------------------------------------------------------
 
-/// Prices the steps of one caller as an EP group of a run prices its own.
-class Pricer {
+/// Answers the lines of one caller.
+class Answers {
  public:
-  explicit Pricer(const Deployment& deployment)
-      : deployment_(deployment),
-        rows_(deployment.trace, deployment.prefill_trace, deployment.bind_odd_only, deployment.seed,
-              deployment.binding),
-        speculation_(deployment),
-        asked_(at(deployment.parallel.dp)) {
-    if (deployment.sampled) {
-      sampler_.emplace(deployment);
-    } else {
-      models_.emplace(deployment);
-    }
-    batch_.ranks.resize(asked_.size());
-  }
+  explicit Answers(const Deployment& deployment)
+      : deployment_(deployment), pricer_(deployment), asked_(at(deployment.parallel.dp)) {}
 
   /// The answer to a line. Throws ConfigError, and then has priced nothing.
   std::string answer(std::string_view text) {
     ++lines_;
     Line(text, fmt::format("batch {}", lines_)).read(asked_);
-    compose();
-    price();
-    return to_text();
+    return to_text(pricer_.price(asked_));
   }
 
  private:
-  void compose() {
-    batch_.start = now_;
-    batch_.rows.clear();
-    std::int64_t prefill = 0, decode = 0;
-    for (std::size_t r = 0; r < asked_.size(); ++r) {
-      const AskedRank& asked = asked_[r];
-      RankStep& rank = batch_.ranks[r];
-      rank.sequences.clear();
-      rank.tokens = rank.sampled = rank.padding = 0;
-      rank.dummy = false;
-      for (std::size_t i = 0; i < asked.new_tokens.size(); ++i) {
-        const std::int32_t tokens = asked.new_tokens[i];
-        const bool decodes = asked.decodes(i);
-        (decodes ? decode : prefill) += tokens;
-        rank.sequences.push_back({tokens, asked.context[i], decodes && tokens > 1});
-        rank.tokens += tokens;
-        const bool ends = asked.prompt.empty() || asked.context[i] + tokens >= asked.prompt[i];
-        rank.sampled += decodes ? tokens : ends ? 1 : 0;
-        if (!sampler_) take_rows(asked, i, static_cast<std::int32_t>(r));
-      }
-      if (rank.tokens > 0) continue;
-      // An idle rank runs one token, so that the collectives complete.
-      rank = {{{1, 0}}, 1, 0, 0, true};
-      if (!sampler_) batch_.rows.push_back(rows_.dummy(static_cast<std::int32_t>(r)));
-    }
-    kind_ = prefill == 0 ? StepKind::decode : decode == 0 ? StepKind::prefill : StepKind::mixed;
-    rule_ = rule_kind(deployment_.mixed, kind_, prefill);
-    pad(deployment_, kind_, batch_);
-  }
-
-  // Requests are bound to recordings in the order of their numbers, as those of a run in the order
-  // of arrival.
-  const Binding& binding_of(std::size_t request) {
-    while (bindings_.size() <= request) bindings_.push_back(rows_.bind());
-    return bindings_[request];
-  }
-
-  void take_rows(const AskedRank& asked, std::size_t i, std::int32_t rank) {
-    const Binding binding = asked.request.empty() ? rows_.bind() : binding_of(at(asked.request[i]));
-    const std::int32_t tokens = asked.new_tokens[i], context = asked.context[i];
-    RoutingCoverage ignored;
-    if (asked.prompt.empty()) {
-      const Phase phase = asked.decodes(i) ? Phase::decode : Phase::prefill;
-      const std::int64_t place =
-          phase == Phase::decode ? rows_.random_place(binding, phase) : context;
-      rows_.append(binding, {phase, rank, tokens, place}, batch_.rows, ignored);
-      return;
-    }
-    const std::int32_t of_prompt = std::clamp(asked.prompt[i] - context, 0, tokens);
-    if (of_prompt > 0)
-      rows_.append(binding, {Phase::prefill, rank, of_prompt, context}, batch_.rows, ignored);
-    if (of_prompt < tokens) {
-      rows_.append(binding,
-                   {Phase::decode, rank, tokens - of_prompt, context + of_prompt - asked.prompt[i]},
-                   batch_.rows, ignored);
-    }
-  }
-
-  // Tokens that were generated before each single token of the step, in its order.
-  std::span<const std::int32_t> places() {
-    places_.clear();
-    for (std::size_t r = 0; r < asked_.size(); ++r) {
-      const AskedRank& asked = asked_[r];
-      if (batch_.ranks[r].dummy) places_.push_back(0);
-      for (std::size_t i = 0; i < asked.new_tokens.size(); ++i) {
-        if (asked.new_tokens[i] != 1) continue;
-        const std::int64_t place =
-            !asked.prompt.empty() ? std::max(0, asked.context[i] - asked.prompt[i])
-            : asked.decodes(i)    ? rows_.random_place(rows_.bind(), Phase::decode)
-                                  : 0;
-        places_.push_back(static_cast<std::int32_t>(place));
-      }
-    }
-    return places_;
-  }
-
-  void price() {
-    if (sampler_) {
-      sampler_->price(
-          rule_, batch_, [this] { return places(); }, cost_);
-    } else {
-      models_->of(rule_).price(step_input(deployment_, rule_, batch_, rows_), cost_);
-      speculation_.clear_tally();
-      speculation_.draft(step_input(deployment_, StepKind::decode, batch_, rows_), cost_);
-    }
-    if (deployment_.two_term) {
-      const auto ranks = static_cast<int>(asked_.size());
-      scale_times(cost_, deployment_.two_term->of(batch_, ranks) / cost_.total);
-    }
-    if (deployment_.anchored_tpot != 1) scale_times(cost_, deployment_.anchored_tpot);
-    now_ += to_duration(cost_.total);
-  }
-
   // Mean wait of a rank's GPUs.
-  double wait(int rank) const {
+  double wait(const StepCost& cost, int rank) const {
     const ParallelPlan& plan = deployment_.parallel;
     double sum = 0;
     for (int stage = 0; stage < plan.pp; ++stage) {
       for (int i = 0; i < plan.tp; ++i)
-        sum += cost_.idle[at(stage * plan.stage_gpus() + rank * plan.tp + i)];
+        sum += cost.idle[at(stage * plan.stage_gpus() + rank * plan.tp + i)];
     }
     return sum / (plan.pp * plan.tp);
   }
@@ -267,20 +147,20 @@ class Pricer {
     for (std::size_t r = 0; r < activated_.size(); ++r) activated_[r] += layer.load.activated[r];
   }
 
-  std::string to_text() {
+  std::string to_text(const StepCost& cost) {
     active_ = 0;
     activated_.assign(activated_.size(), 0);
-    for (const LayerOutcome& layer : cost_.layers) count(layer);
-    for (const StepSample* sample : cost_.samples) {
+    for (const LayerOutcome& layer : cost.layers) count(layer);
+    for (const StepSample* sample : cost.samples) {
       for (int layer = 0; layer < sample->moe_layers; ++layer) count(sample->layer(layer));
     }
-    const double layers = std::max(1, deployment_.model.moe_layers() * cost_.passes);
+    const double layers = std::max(1, deployment_.model.moe_layers() * cost.passes);
     for (double& slots : activated_) slots /= layers;
     waits_.clear();
-    for (int rank = 0; rank < deployment_.parallel.dp; ++rank) waits_.push_back(wait(rank));
-    const double total = cost_.total.count();
+    for (int rank = 0; rank < deployment_.parallel.dp; ++rank) waits_.push_back(wait(cost, rank));
+    const double total = cost.total.count();
     std::string text = fmt::format("{{\"seconds\":{},\"holds\":\"{}\",\"rank_seconds\":[", total,
-                                   step_kind_names[at(kind_)]);
+                                   step_kind_names[at(pricer_.kind())]);
     for (std::size_t r = 0; r < waits_.size(); ++r)
       fmt::format_to(std::back_inserter(text), "{}{:.9f}", r == 0 ? "" : ",", total - waits_[r]);
     fmt::format_to(
@@ -291,18 +171,9 @@ class Pricer {
   }
 
   const Deployment& deployment_;
-  RowSource rows_;
-  std::optional<StepSampler> sampler_;
-  std::optional<StepModels> models_;  // without a sampler
-  Speculation speculation_;
-  std::vector<Binding> bindings_;  // by request
-  std::vector<AskedRank> asked_;   // [dp]
-  StepBatch batch_;
-  StepCost cost_;
-  StepKind kind_{}, rule_{};
-  Time now_{};
+  StepPricer pricer_;
+  std::vector<RankWork> asked_;  // [dp]
   std::uint64_t lines_ = 0;
-  std::vector<std::int32_t> places_;
   double active_ = 0;
   std::vector<double> activated_;  // [EP ranks]
   std::vector<double> waits_;      // [dp]
@@ -397,12 +268,12 @@ void serve_prices(const Deployment& deployment, const std::string& path) {
   while (wait_for(listener.number())) {
     const Descriptor caller(::accept4(listener.number(), nullptr, nullptr, SOCK_CLOEXEC));
     if (caller.number() < 0) continue;
-    Pricer pricer(deployment);
+    Answers answers(deployment);
     answer_lines(
         caller.number(),
         [&](std::string_view line) -> std::string {
           try {
-            return pricer.answer(line);
+            return answers.answer(line);
           } catch (const ConfigError& error) {
             return Json{{"error", error.what()}}.dump(-1, ' ', false,
                                                       Json::error_handler_t::replace) +
@@ -416,9 +287,9 @@ void serve_prices(const Deployment& deployment, const std::string& path) {
 
 void price_stdin(const Deployment& deployment) {
   const InterruptGuard guard("all that was read is answered");
-  Pricer pricer(deployment);
+  Answers answers(deployment);
   answer_lines(
-      STDIN_FILENO, [&](std::string_view line) { return pricer.answer(line); },
+      STDIN_FILENO, [&](std::string_view line) { return answers.answer(line); },
       [](std::string_view text) {
         print(text);
         return std::fflush(stdout) == 0;

@@ -16,6 +16,7 @@
 #include "hardware/at.hpp"
 #include "sim/serving/shared_run.hpp"
 #include "sim/serving/simulator.hpp"
+#include "tools/bench/step_records.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/launch.hpp"
 #include "tools/cli/option_checks.hpp"
@@ -38,7 +39,7 @@ namespace {
 
 struct RunOptions {
   ExperimentOptions experiment;
-  std::string report, profile, requests, steps, timeline, events, launch;
+  std::string report, profile, requests, steps, fpm, timeline, events, launch;
   std::int64_t unfolded_step = 0;
   bool json = false, intervals = false;
   int threads = 0;
@@ -584,8 +585,9 @@ OrderedJson intervals_of(const ConfigNode& config) {
 void refuse_options_of_one_run(const RunOptions& options) {
   const std::pair<const char*, bool> of_one_run[] = {
       {"--requests", !options.requests.empty()}, {"--steps", !options.steps.empty()},
-      {"--events", !options.events.empty()},     {"--timeline", !options.timeline.empty()},
-      {"--launch", !options.launch.empty()},     {"--intervals", options.intervals}};
+      {"--fpm", !options.fpm.empty()},           {"--events", !options.events.empty()},
+      {"--timeline", !options.timeline.empty()}, {"--launch", !options.launch.empty()},
+      {"--intervals", options.intervals}};
   for (const auto& [option, given] : of_one_run) {
     if (!given) continue;
     throw ConfigError(fmt::format(
@@ -636,6 +638,7 @@ class RunFiles {
       throw ConfigError("--timeline-layers: needs --timeline, which it adds to");
     }
     if (!options.steps.empty()) observers_.push_back(&steps_.emplace(options.steps));
+    if (!options.fpm.empty()) observers_.push_back(&records_.emplace(options.fpm));
     if (!options.events.empty()) observers_.push_back(&events_.emplace(options.events));
     if (!options.requests.empty()) observers_.push_back(&requests_);
     observers_.push_back(&rejections_.emplace(experiment.decode()));
@@ -651,6 +654,7 @@ class RunFiles {
                                                  sessions ? sessions->rules.shared_prefix : 0));
     if (timeline_) timeline_->finish();
     if (steps_) steps_->finish();
+    if (records_) records_->finish();
     if (events_) events_->finish();
   }
 
@@ -658,6 +662,7 @@ class RunFiles {
   const RunOptions& options_;
   std::optional<Timeline> timeline_;
   std::optional<StepsCsv> steps_;
+  std::optional<StepRecords> records_;
   std::optional<EventLog> events_;
   std::optional<Rejections> rejections_;
   RequestLog requests_;
@@ -686,6 +691,7 @@ int run_experiment(const RunOptions& options) {
                      {"--profile", options.profile},
                      {"--requests", options.requests},
                      {"--steps", options.steps},
+                     {"--fpm", options.fpm},
                      {"--events", options.events},
                      {"--timeline", options.timeline}});
   const ConfigNode config = options.experiment.read();
@@ -741,6 +747,9 @@ Action setup_run(CLI::App& command) {
                      "write the simulator's own time, memory and speed, JSON");
   command.add_option("--requests", options->requests, "write a line per request, CSV");
   command.add_option("--steps", options->steps, "write a line per step, CSV");
+  command.add_option("--fpm", options->fpm,
+                     "write a line per step and rank as Dynamo records them, JSONL: what bench "
+                     "--fpm reads");
   command.add_option("--events", options->events,
                      "write a line per event of the simulation, JSON: what happens, when, to which "
                      "request or EP group");
