@@ -11,7 +11,7 @@
 namespace moesim::test_step_records {
 namespace {
 
-using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::Contains;
 using Numbers = std::vector<std::int32_t>;
 
 Json record(int rank, double ended_ms, double seconds, const Json& scheduled) {
@@ -73,16 +73,15 @@ TEST_CASE("recorded steps that say nothing are refused with their line") {
   Json bad = good;
   bad["event"]["fpm"].erase("scheduled_requests");
   CHECK_THROWS_WITH(read({good, bad}, 1),
-                    ContainsSubstring("steps.jsonl:2: has no object \"scheduled_requests\""));
+                    Contains("steps.jsonl:2: has no object \"scheduled_requests\""));
   bad = good;
   bad["event"]["fpm"]["dp_rank"] = 3;
-  CHECK_THROWS_WITH(read({bad}, 2),
-                    ContainsSubstring("\"dp_rank\" is 3, but the experiment has 2"));
+  CHECK_THROWS_WITH(read({bad}, 2), Contains("\"dp_rank\" is 3, but the experiment has 2"));
   bad = good;
   bad["event"]["fpm"]["scheduled_requests"]["num_decode_requests"] = -1;
-  CHECK_THROWS_WITH(read({bad}, 1), ContainsSubstring("\"num_decode_requests\""));
+  CHECK_THROWS_WITH(read({bad}, 1), Contains("\"num_decode_requests\""));
   CHECK_THROWS_WITH(read({record(0, 1000, .02, Json::object())}, 1),
-                    ContainsSubstring("no record schedules"));
+                    Contains("no record schedules"));
 }
 
 TEST_CASE("law: the recorded steps of a run have the price that they had") {
