@@ -17,7 +17,7 @@ namespace {
 
 // --- records -------------------------------------------------------------------------------------
 
-/// What one rank scheduled in one step.
+/// Work that one rank scheduled in one step.
 struct Record {
   int rank = 0;
   double ended_s = 0, seconds = 0;

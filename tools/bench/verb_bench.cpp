@@ -161,9 +161,9 @@ Action setup_bench(CLI::App& command) {
   serving->excludes(results)->excludes(config);
   command
       .add_option("--fpm", options->steps,
-                  "instead of results: steps that the engine recorded, as Dynamo writes them "
-                  "(DYN_FPM_TRACE=1 DYN_FPM_MODE=full), JSONL, also .gz; each is priced as the "
-                  "deployment of --config computes the same work")
+                  "instead of results: steps that the engine recorded, JSONL, also .gz. Dynamo "
+                  "writes them (DYN_FPM_TRACE=1 DYN_FPM_MODE=full). Each is priced as the "
+                  "deployment of --config computes it")
       ->excludes(results)
       ->excludes(serving);
   command.add_option("--anchor", options->anchor,

@@ -29,7 +29,7 @@ class StepPricer {
 
   /// Cost of the next step, [dp] ranks, of which at least one has work. Valid until the next call.
   const StepCost& price(std::span<const RankWork> ranks);
-  /// What that step held.
+  /// Phases that the last step held.
   StepKind kind() const { return kind_; }
 
  private:
