@@ -133,9 +133,9 @@ refuses "completion of no shell" 'SHELL: ' completion tcsh
 
 # Steps for another scheduler: twice the same bytes, and a wrong line is refused.
 step='{"ranks":[{"new":[1,512],"context":[90,0]},{},{},{},{},{},{},{}]}'
-printf '%s\n\n%s' "$step" "$step" | "$moesim" price "$config" >"$work/a" 2>/dev/null || fail "price"
-printf '%s\n%s\n' "$step" "$step" | "$moesim" price "$config" 2>/dev/null | cmp - "$work/a" || fail "price: not the same bytes"
-(($(grep -c '"seconds":[0-9].*"holds":"mixed".*"activated":' "$work/a") == 2)) || fail "price: $(cat "$work/a")"
+printf '%s\n\n%s' "$step" "$step" | "$moesim" price "$config" >"$work/priced" 2>/dev/null || fail "price"
+printf '%s\n%s\n' "$step" "$step" | "$moesim" price "$config" 2>/dev/null | cmp - "$work/priced" || fail "price: not the same bytes"
+(($(grep -c '"seconds":[0-9].*"holds":"mixed".*"activated":' "$work/priced") == 2)) || fail "price: $(cat "$work/priced")"
 refuses_line() { printf '%s\n' "$2" >"$work/in"; refuses "price: $2" "$1" price "$config" <"$work/in"; }
 refuses_line '^moesim: batch 1:/: is not JSON' '{'
 refuses_line 'batch 1:/ranks: has 1 ranks, and the deployment 8' '{"ranks":[{}]}'

@@ -64,7 +64,7 @@ joined sglang | grep -q 'sglang.launch_server .*--tp-size' || fail "no command o
 joined trtllm | grep -q '^trtllm-serve .*--tp_size' || fail "no command of TensorRT-LLM"
 # A cached prefix is worth requests, and a GPU costs some; both are said in numbers.
 "$moesim" "${ask[@]}" --fail gpu=1 --json >failed.json 2>log || fail "--fail: $(tail -n 1 log)"
-"$moesim" "${ask[@]/plan.json/prefix}" --prefix-hit .8 --json >prefix.json 2>log || fail "--prefix-hit: $(tail -n 1 log)"
+"$moesim" "${ask[@]/plan.json/cached}" --prefix-hit .8 --json >prefix.json 2>log || fail "--prefix-hit: $(tail -n 1 log)"
 python3 - <<'PY'
 import json
 plain, failed, prefix = (json.load(open(f)) for f in ("found.json", "failed.json", "prefix.json"))

@@ -21,7 +21,6 @@
 #include "sim/placement/copies_by_gain.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/placement/placement_score.hpp"
-#include "sim/report/statistics.hpp"
 #include "sim/step/routed_layer.hpp"
 #include "sim/token_routing/token_routing.hpp"
 #include "traces/halves.hpp"
@@ -250,12 +249,22 @@ struct Score {
   std::vector<std::int64_t> of_batch{};  // max_activated, over layers
 
   Score& operator+=(const Score& other) {
-    using S = Score;
-    add_members<&S::cases, &S::max_activated, &S::max_tokens, &S::above_optimal, &S::above_even,
-                &S::time, &S::bound, &S::capacity, &S::hits, &S::step_copies, &S::locality,
-                &S::max_with_shared, &S::accesses>(*this, other);
+    cases += other.cases;
+    max_activated += other.max_activated;
+    max_tokens += other.max_tokens;
+    above_optimal += other.above_optimal;
+    above_even += other.above_even;
+    time += other.time;
+    bound += other.bound;
     of_batch.resize(other.of_batch.size());
-    std::ranges::transform(of_batch, other.of_batch, of_batch.begin(), std::plus<>());
+    std::transform(of_batch.begin(), of_batch.end(), other.of_batch.begin(), of_batch.begin(),
+                   std::plus<>());
+    capacity += other.capacity;
+    hits += other.hits;
+    step_copies += other.step_copies;
+    locality += other.locality;
+    max_with_shared += other.max_with_shared;
+    accesses += other.accesses;
     return *this;
   }
 };

@@ -83,7 +83,8 @@ TEST_CASE("plan asks for weights as stored, or in the precision that it is told"
         base_deployment(question, model, known ? std::optional(stored) : std::nullopt);
     return base.contains("precision") ? base.at("precision") : Json();
   };
-  CHECK(asked("", "", moe, true) == Json{{"experts", "bf16"}, {"attention", "fp8"}});
+  // Left out, the precisions are those of the model's files.
+  CHECK(asked("", "", moe, true).is_null());
   CHECK(asked("", "", moe, false).is_null());
   CHECK(asked("fp8_block", "", moe, true) ==
         Json{{"experts", "fp8_block"}, {"attention", "fp8_block"}});
@@ -93,8 +94,7 @@ TEST_CASE("plan asks for weights as stored, or in the precision that it is told"
   CHECK(asked("nvfp4", "", dense, true) == Json{{"experts", "nvfp4"}, {"attention", "nvfp4"}});
   CHECK(asked("int4/bf16", "fp8", moe, true) ==
         Json{{"experts", "int4"}, {"attention", "bf16"}, {"kv_cache", "fp8"}});
-  CHECK(asked("", "fp8", moe, false) ==
-        Json{{"experts", "bf16"}, {"attention", "bf16"}, {"kv_cache", "fp8"}});
+  CHECK(asked("", "fp8", moe, true) == Json{{"kv_cache", "fp8"}});
   CHECK_THROWS_WITH(asked("fp9", "", moe, true), Contains("--precision") && Contains("nvfp4"));
   CHECK_THROWS_WITH(asked("fp8/", "", moe, true), Contains("--precision"));
   CHECK_THROWS_WITH(asked("", "fp9", moe, true), Contains("--kv-cache-dtype"));

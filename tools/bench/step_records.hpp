@@ -10,7 +10,7 @@
 #include "sim/report/observer.hpp"
 #include "sim/step/step_record.hpp"
 #include "tools/cli/output.hpp"
-#include "tools/run/step_pricer.hpp"
+#include "tools/bench/step_pricer.hpp"
 
 namespace moesim {
 

@@ -21,9 +21,9 @@
 #include <unistd.h>
 
 #include "hardware/at.hpp"
+#include "tools/bench/step_pricer.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/output.hpp"
-#include "tools/run/step_pricer.hpp"
 
 namespace moesim {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/run/step_pricer.hpp"
+#include "tools/bench/step_pricer.hpp"
 
 #include <algorithm>
 
