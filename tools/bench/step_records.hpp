@@ -9,8 +9,8 @@
 
 #include "sim/report/observer.hpp"
 #include "sim/step/step_record.hpp"
-#include "tools/cli/output.hpp"
 #include "tools/bench/step_pricer.hpp"
+#include "tools/cli/output.hpp"
 
 namespace moesim {
 
