@@ -33,8 +33,8 @@ constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 
 }  // namespace
 
-std::string decompressed(const std::filesystem::path& file) {
-  refuse_huge(file, "table");
+std::string decompressed(const std::filesystem::path& file, std::string_view kind) {
+  refuse_huge(file, kind);
   std::unique_ptr<gzFile_s, CloseGz> in(gzopen(file.c_str(), "rb"));
   if (!in) throw ConfigError(fmt::format("{}: cannot be read", file.string()));
   constexpr std::size_t step = std::size_t{1} << 20;
@@ -44,7 +44,7 @@ std::string decompressed(const std::filesystem::path& file) {
     const std::size_t size = text.size();
     if (size > largest_text)
       throw ConfigError(
-          fmt::format("{}: is too large; a table has at most 1 GiB of text", file.string()));
+          fmt::format("{}: is too large; a {} has at most 1 GiB of text", file.string(), kind));
     text.resize(size + step);
     const int read = gzread(in.get(), text.data() + size, step);
     if (read < 0) throw ConfigError(fmt::format("{}: {}", file.string(), damaged));
@@ -91,7 +91,7 @@ double TableRow::number(std::string_view column) const {
 
 void read_table(const std::filesystem::path& file,
                 const std::function<void(const TableRow&)>& visit) {
-  const std::string text = decompressed(file);
+  const std::string text = decompressed(file, "table");
   std::vector<std::string> columns;
   std::vector<std::string_view> fields, points;
   std::size_t plain = 0;  // columns before the series

@@ -33,9 +33,10 @@ class TableRow {
   const std::string& place_;
 };
 
-/// The text of a file, compressed by gzip or plain, without a byte order mark. Throws ConfigError
-/// if the file cannot be read, is damaged, or has more than 1 GiB of text.
-std::string decompressed(const std::filesystem::path& file);
+/// The text of a file, compressed by gzip or plain, without a byte order mark. `kind` names it in
+/// messages: "table". Throws ConfigError if the file cannot be read, is damaged, or has more than
+/// 1 GiB of text.
+std::string decompressed(const std::filesystem::path& file, std::string_view kind);
 
 /// Reads a table of kernel times, plain or compressed by gzip: CSV without quotes, one header line.
 /// A last column named "a:b:..." holds a series, points "1:2.5 2:2.6" separated by spaces, whose

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/experiment/anchor.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace moesim {
@@ -86,6 +87,10 @@ std::span<const Key> anchor_keys() {
        "the measured GPU; experiments on other GPUs refuse the anchor"},
       {"layouts", layout_texts, unset("any"), "the measured layouts; other layouts get a remark"}};
   return keys;
+}
+
+bool Anchor::holds_at(const std::string& layout) const {
+  return layouts.empty() || std::ranges::find(layouts, layout) != layouts.end();
 }
 
 Anchor read_anchor(const ConfigNode& node) {

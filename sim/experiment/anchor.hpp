@@ -34,6 +34,8 @@ struct Anchor {
   AnchorFit tpot, ttft;
   std::string model{}, gpu{};          ///< names; empty: of any
   std::vector<std::string> layouts{};  ///< that were measured; empty: not said
+  /// True if runs of this layout (layout_text) were measured, or the anchor does not say.
+  bool holds_at(const std::string& layout) const;
 };
 /// Throws ConfigError.
 Anchor read_anchor(const ConfigNode&);

@@ -37,8 +37,7 @@ void check_anchor(Experiment& e) {
   refuse_other("model", anchor.model, pool.model.name);
   refuse_other("GPU", anchor.gpu, pool.cluster.gpu.name);
   const std::string layout = layout_of(e);
-  if (anchor.layouts.empty() || std::ranges::find(anchor.layouts, layout) != anchor.layouts.end())
-    return;
+  if (anchor.holds_at(layout)) return;
   pool.remarks.push_back(
       fmt::format("\"anchor\": measured at {}, not at {}: its errors are those of another layout",
                   fmt::join(anchor.layouts, "; "), layout));

@@ -43,4 +43,9 @@ inline Rng layer_step_stream(std::uint64_t seed, const RoutingProblem& problem,
 /// mod r in slot order. Copies on one GPU are replicas of their own, as in the engines.
 void split_evenly(const RoutingProblem&, std::span<std::int32_t> tokens_of_slot);
 
+/// Seconds as a quantity, or a number in a unit of the reader's choice: only the ratio counts.
+inline double read_time(const ConfigNode& node) {
+  return node.json().is_string() ? node.quantity<Seconds>().count() : node.number();
+}
+
 }  // namespace moesim

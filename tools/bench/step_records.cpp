@@ -28,12 +28,12 @@ struct Record {
   bool idle() const { return prompts == 0 && decodes == 0; }
 };
 
-std::int64_t count_of(const Json& scheduled, const char* key, const std::string& where) {
-  const auto found = scheduled.find(key);
-  if (found == scheduled.end() || !found->is_number() || found->get<double>() < 0 ||
-      found->get<double>() > 1e12)
-    throw ConfigError(fmt::format("{}: \"{}\" is no number of at least 0", where, key));
-  return std::llround(found->get<double>());
+double number_of(const Json& json, const char* key, double most, const std::string& where) {
+  const auto found = json.find(key);
+  if (found == json.end() || !found->is_number() || !(found->get<double>() >= 0) ||
+      found->get<double>() > most)
+    throw ConfigError(fmt::format("{}: \"{}\" is no number from 0 to {:g}", where, key, most));
+  return found->get<double>();
 }
 
 const Json& object_of(const Json& json, const char* key, const std::string& where) {
@@ -47,27 +47,29 @@ const Json& object_of(const Json& json, const char* key, const std::string& wher
 }
 
 Record record_of(const Json& line, const std::string& where, int ranks) {
+  constexpr double most_sequences = 1 << 20, most_tokens = 1 << 30, most_seconds = 1e6;
   const Json& event = object_of(line, "event", where);
   const Json& fpm = object_of(event, "fpm", where);
   const Json& scheduled = object_of(fpm, "scheduled_requests", where);
-  Record record{.rank = static_cast<int>(count_of(fpm, "dp_rank", where)),
-                .ended_s = double(count_of(event, "observed_at_unix_ms", where)) / 1e3,
-                .prompts = count_of(scheduled, "num_prefill_requests", where),
-                .prompt_tokens = count_of(scheduled, "sum_prefill_tokens", where),
-                .prompt_context = count_of(scheduled, "sum_prefill_kv_tokens", where),
-                .decodes = count_of(scheduled, "num_decode_requests", where),
-                .decode_context = count_of(scheduled, "sum_decode_kv_tokens", where),
-                .where = where};
-  if (record.rank >= ranks) {
+  const auto count = [&](const char* key, double most) {
+    return std::llround(number_of(scheduled, key, most, where));
+  };
+  const auto rank = std::llround(number_of(fpm, "dp_rank", most_sequences, where));
+  if (rank >= ranks) {
     throw ConfigError(
         fmt::format("{}: \"dp_rank\" is {}, but the experiment has {} of them; set "
                     "/parallel/dp as it was measured",
-                    where, record.rank, ranks));
+                    where, rank, ranks));
   }
-  const auto wall = fpm.find("wall_time");
-  if (wall == fpm.end() || !wall->is_number() || !(wall->get<double>() >= 0))
-    throw ConfigError(fmt::format("{}: \"wall_time\" is no number of seconds", where));
-  record.seconds = wall->get<double>();
+  Record record{.rank = static_cast<int>(rank),
+                .ended_s = number_of(event, "observed_at_unix_ms", 1e15, where) / 1e3,
+                .seconds = number_of(fpm, "wall_time", most_seconds, where),
+                .prompts = count("num_prefill_requests", most_sequences),
+                .prompt_tokens = count("sum_prefill_tokens", most_tokens),
+                .prompt_context = count("sum_prefill_kv_tokens", most_tokens),
+                .decodes = count("num_decode_requests", most_sequences),
+                .decode_context = count("sum_decode_kv_tokens", most_tokens),
+                .where = where};
   if (record.prompt_tokens < record.prompts)
     throw ConfigError(fmt::format("{}: has {} prompts, but {} tokens of prompts", where,
                                   record.prompts, record.prompt_tokens));
@@ -93,13 +95,9 @@ RankWork work_of(const Record& record, bool counts_new) {
       counts_new ? std::max<std::int64_t>(0, record.prompt_context - record.prompt_tokens)
                  : record.prompt_context;
   share(work, record.prompts, record.prompt_tokens, context);
-  // What says of each sequence whether it decodes: a decode has its whole prompt behind it.
-  for (std::size_t i = 0; i < work.context.size(); ++i)
-    work.prompt.push_back(work.context[i] + work.new_tokens[i]);
+  // A sequence of one new token decodes where it has a context (RankWork).
   share(work, record.decodes, record.decodes,
         std::max<std::int64_t>(record.decodes, record.decode_context));
-  for (std::size_t i = work.prompt.size(); i < work.context.size(); ++i)
-    work.prompt.push_back(work.context[i]);
   return work;
 }
 
@@ -148,7 +146,7 @@ class Lockstep {
 }  // namespace
 
 std::vector<RecordedStep> read_step_records(const std::string& file, int ranks, bool counts_new) {
-  const std::string text = decompressed(file);
+  const std::string text = decompressed(file, "recording of steps");
   std::map<std::string, std::vector<Record>> workers;
   std::int64_t number = 0;
   for (std::size_t begin = 0; begin < text.size(); ++number) {

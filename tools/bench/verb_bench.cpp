@@ -44,6 +44,32 @@ OrderedJson to_json(const BenchComparison& comparison) {
   return json;
 }
 
+std::string to_text(const StepComparison& comparison) {
+  Table table({"holds", "steps", "measured ms", "predicted ms", "bias", "error", "in 1 of 10"});
+  for (const StepErrors& of : comparison.kinds) {
+    table.add({std::string(step_kind_names[static_cast<std::size_t>(of.kind)]),
+               fmt::format("{}", of.steps), fmt::format("{:.4g}", of.measured_ms),
+               fmt::format("{:.4g}", of.predicted_ms), fmt::format("{:+.1f} %", 100 * of.bias),
+               fmt::format("{:.1f} %", 100 * of.error),
+               fmt::format("{:.1f} %", 100 * of.error_p90)});
+  }
+  return table.text();
+}
+
+OrderedJson to_json(const StepComparison& comparison) {
+  OrderedJson json;
+  for (const StepErrors& of : comparison.kinds) {
+    json[step_kind_names[static_cast<std::size_t>(of.kind)]] = {
+        {"steps", of.steps},
+        {"measured_ms", of.measured_ms},
+        {"predicted_ms", of.predicted_ms},
+        {"bias_pct", 100 * of.bias},
+        {"error_pct", 100 * of.error},
+        {"error_p90_pct", 100 * of.error_p90}};
+  }
+  return json;
+}
+
 /// Writes what corrects the predictions of one deployment. Returns a table of the factors.
 std::string write_anchor(const Anchor& anchor, const std::string& output) {
   write_file(output, to_json(anchor).dump(1) + "\n");
@@ -94,36 +120,16 @@ int compare_recorded_steps(const BenchOptions& options) {
   const bool counts_new = deployment.engine.starts_with("sglang");
   const StepComparison comparison = compare_steps(
       read_step_records(options.steps, deployment.parallel.dp, counts_new), deployment);
-  if (options.json) {
-    OrderedJson json;
-    for (const StepErrors& of : comparison.kinds) {
-      json[step_kind_names[static_cast<std::size_t>(of.kind)]] = {
-          {"steps", of.steps},
-          {"measured_ms", of.measured_ms},
-          {"predicted_ms", of.predicted_ms},
-          {"bias_pct", 100 * of.bias},
-          {"error_pct", 100 * of.error},
-          {"error_p90_pct", 100 * of.error_p90}};
-    }
-    print(json.dump(1) + "\n");
-  } else {
-    Table table({"holds", "steps", "measured ms", "predicted ms", "bias", "error", "in 1 of 10"});
-    for (const StepErrors& of : comparison.kinds) {
-      table.add({std::string(step_kind_names[static_cast<std::size_t>(of.kind)]),
-                 fmt::format("{}", of.steps), fmt::format("{:.4g}", of.measured_ms),
-                 fmt::format("{:.4g}", of.predicted_ms), fmt::format("{:+.1f} %", 100 * of.bias),
-                 fmt::format("{:.1f} %", 100 * of.error),
-                 fmt::format("{:.1f} %", 100 * of.error_p90)});
-    }
-    print(table.text());
+  std::string text = to_text(comparison);
+  if (!options.anchor.empty()) {
+    if (comparison.decoding == 0)
+      throw ConfigError(options.steps + ": no step decodes; an anchor corrects steps that do");
+    Anchor anchor = unfitted_anchor(experiment);
+    anchor.tpot = {
+        .factor = comparison.factor, .runs = comparison.decoding, .leave_one_out = comparison.left};
+    text += "\n" + write_anchor(anchor, options.anchor);
   }
-  if (options.anchor.empty()) return 0;
-  if (comparison.decoding == 0)
-    throw ConfigError(options.steps + ": no step decodes; an anchor corrects steps that do");
-  Anchor anchor = unfitted_anchor(experiment);
-  anchor.tpot = {
-      .factor = comparison.factor, .runs = comparison.decoding, .leave_one_out = comparison.left};
-  print("\n" + write_anchor(anchor, options.anchor));
+  print(options.json ? to_json(comparison).dump(1) + "\n" : text);
   return 0;
 }
 

@@ -167,7 +167,6 @@ Asked ask(const PlanOptions& options, ServingQuestion question, const Gpus& gpus
       named_or_inline(ConfigNode(question.cluster, here, "/cluster"), Shipped::cluster);
   MoeModel read = read_model(model);
   const auto stored = read_stored_precision(model, read);
-  if (stored && !stored->warning.empty()) spdlog::warn("\"precision\": {}", stored->warning);
   Json base = base_deployment(question, read, stored);
   if (options.drafts > 0) {
     base["speculative"] = {{"num_speculative_tokens", options.drafts},
@@ -536,12 +535,6 @@ std::string anchored_layout(const PoolSpec& pool) {
   return layout_text(pool.parallel, pool.instances);
 }
 
-// True if the anchor was measured at another layout.
-bool is_of_another_layout(const PoolSpec& pool) {
-  const std::vector<std::string>& known = pool.anchor->layouts;
-  return !known.empty() && std::ranges::find(known, anchored_layout(pool)) == known.end();
-}
-
 OrderedJson anchor_json(const PoolSpec& pool) {
   const auto fit = [](const AnchorFit& of, double factor) {
     return OrderedJson{{"runs", of.runs}, {"factor", factor}, {"leave_one_out", of.leave_one_out}};
@@ -550,7 +543,7 @@ OrderedJson anchor_json(const PoolSpec& pool) {
           {"layouts", pool.anchor->layouts},
           {"tpot", fit(pool.anchor->tpot, pool.anchored_tpot)},
           {"ttft", fit(pool.anchor->ttft, pool.anchored_tpot * pool.anchored_ttft)},
-          {"of_another_layout", is_of_another_layout(pool)}};
+          {"of_another_layout", !pool.anchor->holds_at(anchored_layout(pool))}};
 }
 
 // What corrects the first deployment: empty without an anchor.
@@ -560,7 +553,7 @@ std::string anchored_text(const Asked& asked, const SloRun& first) {
   const PoolSpec& pool = spec.pools.back();
   std::string text =
       anchor_line(*pool.anchor, pool.anchored_tpot, pool.anchored_tpot * pool.anchored_ttft);
-  if (is_of_another_layout(pool)) {
+  if (!pool.anchor->holds_at(anchored_layout(pool))) {
     text += wrapped(fmt::format("ANOTHER LAYOUT: the anchor was not measured at {}, so its errors "
                                 "may not hold there",
                                 anchored_layout(pool))) +

@@ -7,6 +7,7 @@
 #include "sim/token_routing/min_exp.hpp"
 #include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/routers.hpp"
+#include "sim/token_routing/split_load.hpp"
 #include "sim/token_routing/token_flow.hpp"
 
 namespace moesim {
@@ -56,34 +57,22 @@ class WaysOff {
 // activations, then less time on the slowest.
 class Search {
  public:
-  struct Workspace {
-    std::vector<std::int32_t> active, tokens;  // on each GPU
-  };
-
   Search(const LayerPlacement& placement, const WaysOff& ways, RooflineTime time,
-         Workspace& workspace, std::span<std::int32_t> tokens_of_slot)
+         SplitLoad::Workspace& workspace, std::span<std::int32_t> tokens_of_slot)
       : placement_(placement),
         ways_(ways),
         time_(time),
-        x_(tokens_of_slot),
-        active_(workspace.active),
-        tokens_(workspace.tokens) {
-    active_.assign(at(placement.gpus()), 0);
-    tokens_.assign(at(placement.gpus()), 0);
-    for (std::size_t slot = 0; slot < x_.size(); ++slot) {
-      add(static_cast<std::int32_t>(slot), std::exchange(x_[slot], 0));
-    }
-  }
+        load_(placement, workspace, tokens_of_slot) {}
 
   // A.3: fewer tokens on the fullest GPU, whole experts at a time and no GPU above the most active
   // there are.
   void balance_tokens() {
-    const std::int32_t most_active = *std::max_element(active_.begin(), active_.end());
+    const std::int32_t most_active = *std::max_element(load_.active.begin(), load_.active.end());
     const auto cost = [](std::int32_t, std::int32_t tokens) { return double(tokens); };
     for (int steps = 4 * placement_.gpus(); steps > 0; --steps) {
       const std::int32_t gpu = fullest(cost);
       const Step step = best_whole(gpu, most_active, cost);
-      if (!(step.after < cost(0, tokens_[at(gpu)]))) return;
+      if (!(step.after < cost(0, load_.tokens[at(gpu)]))) return;
       apply(step);
     }
   }
@@ -95,7 +84,7 @@ class Search {
     };
     for (int steps = 4 * placement_.slots(); steps > 0; --steps) {
       const std::int32_t gpu = fullest(cost);
-      const std::int32_t active = active_[at(gpu)], tokens = tokens_[at(gpu)];
+      const std::int32_t active = load_.active[at(gpu)], tokens = load_.tokens[at(gpu)];
       const bool waits = time_.weight_time * active >= time_.token_time * tokens;
       const Step step = waits ? best_whole(gpu, std::numeric_limits<std::int32_t>::max(), cost)
                               : best_part(gpu, cost);
@@ -109,8 +98,8 @@ class Search {
   std::int32_t fullest(const Cost& cost) const {
     std::int32_t fullest = 0;
     for (std::int32_t gpu = 1; gpu < placement_.gpus(); ++gpu) {
-      if (cost(active_[at(gpu)], tokens_[at(gpu)]) >
-          cost(active_[at(fullest)], tokens_[at(fullest)])) {
+      if (cost(load_.active[at(gpu)], load_.tokens[at(gpu)]) >
+          cost(load_.active[at(fullest)], load_.tokens[at(fullest)])) {
         fullest = gpu;
       }
     }
@@ -121,14 +110,15 @@ class Search {
   Step best_whole(std::int32_t gpu, std::int32_t most_active, const Cost& cost) {
     Step best;
     for (const auto& [from, to, host] : ways_.of(gpu)) {
-      const std::int32_t tokens = x_[at(from)];
+      const std::int32_t tokens = load_.of_slot[at(from)];
       if (tokens == 0) continue;
-      if (active_[at(host)] + (x_[at(to)] == 0 ? 1 : 0) <= most_active) {
+      if (load_.active[at(host)] + (load_.of_slot[at(to)] == 0 ? 1 : 0) <= most_active) {
         consider({0, from, to, tokens, -1, -1}, cost, best);
         continue;
       }
       for (const auto& [back_from, back_to, there] : ways_.of(host)) {
-        if (there != gpu || x_[at(back_from)] == 0 || x_[at(back_to)] > 0) continue;
+        if (there != gpu || load_.of_slot[at(back_from)] == 0 || load_.of_slot[at(back_to)] > 0)
+          continue;
         consider({0, from, to, tokens, back_from, back_to}, cost, best);
       }
     }
@@ -139,8 +129,8 @@ class Search {
   Step best_part(std::int32_t gpu, const Cost& cost) {
     Step best;
     for (const auto& [from, to, host] : ways_.of(gpu)) {
-      const std::int32_t gap = tokens_[at(gpu)] - tokens_[at(host)];
-      const std::int32_t tokens = std::min(x_[at(from)], gap / 2);
+      const std::int32_t gap = load_.tokens[at(gpu)] - load_.tokens[at(host)];
+      const std::int32_t tokens = std::min(load_.of_slot[at(from)], gap / 2);
       if (tokens >= 1) consider({0, from, to, tokens, -1, -1}, cost, best);
     }
     return best;
@@ -151,13 +141,13 @@ class Search {
   void consider(Step step, const Cost& cost, Step& best) {
     const auto gpu = at(placement_.gpu_of_slot(step.from));
     const auto host = at(placement_.gpu_of_slot(step.to));
-    const std::int32_t back = step.back_from < 0 ? 0 : x_[at(step.back_from)];
+    const std::int32_t back = step.back_from < 0 ? 0 : load_.of_slot[at(step.back_from)];
     const std::int32_t returns = back > 0 ? 1 : 0;
-    const std::int32_t leaves = x_[at(step.from)] == step.tokens ? 1 : 0;
-    const std::int32_t comes = x_[at(step.to)] == 0 ? 1 : 0;
-    step.after =
-        std::max(cost(active_[gpu] - leaves + returns, tokens_[gpu] - step.tokens + back),
-                 cost(active_[host] + comes - returns, tokens_[host] + step.tokens - back));
+    const std::int32_t leaves = load_.of_slot[at(step.from)] == step.tokens ? 1 : 0;
+    const std::int32_t comes = load_.of_slot[at(step.to)] == 0 ? 1 : 0;
+    step.after = std::max(
+        cost(load_.active[gpu] - leaves + returns, load_.tokens[gpu] - step.tokens + back),
+        cost(load_.active[host] + comes - returns, load_.tokens[host] + step.tokens - back));
     if (best.from >= 0 && step.after > best.after) return;
     if (best.from < 0 || rank(step) < rank(best)) best = step;
   }
@@ -169,29 +159,15 @@ class Search {
   }
 
   void apply(const Step& step) {
-    const std::int32_t back = step.back_from < 0 ? 0 : x_[at(step.back_from)];
-    shift(step.from, step.to, step.tokens);
-    if (back > 0) shift(step.back_from, step.back_to, back);
-  }
-
-  void shift(std::int32_t from, std::int32_t to, std::int32_t tokens) {
-    add(from, -tokens);
-    add(to, tokens);
-  }
-
-  void add(std::int32_t slot, std::int32_t tokens) {
-    const auto gpu = at(placement_.gpu_of_slot(slot));
-    const bool was_active = x_[at(slot)] > 0;
-    x_[at(slot)] += tokens;
-    tokens_[gpu] += tokens;
-    active_[gpu] += (x_[at(slot)] > 0 ? 1 : 0) - (was_active ? 1 : 0);
+    const std::int32_t back = step.back_from < 0 ? 0 : load_.of_slot[at(step.back_from)];
+    load_.move(step.from, step.to, step.tokens);
+    if (back > 0) load_.move(step.back_from, step.back_to, back);
   }
 
   const LayerPlacement& placement_;
   const WaysOff& ways_;
   RooflineTime time_;
-  std::span<std::int32_t> x_;
-  std::vector<std::int32_t>&active_, &tokens_;
+  SplitLoad load_;
 };
 
 // Minimises max over GPUs of max(weight_time * active, token_time * tokens). This is
@@ -256,7 +232,7 @@ class Hybrid final : public TokenRouter {
   struct Workspace {
     MinExp::Workspace min_exp;
     TokenFlow::Workspace flow;
-    Search::Workspace search;
+    SplitLoad::Workspace search;
     std::vector<std::int32_t> candidate;  // [slots]
   };
 
@@ -264,11 +240,6 @@ class Hybrid final : public TokenRouter {
   std::vector<Layer> layers_;
   PerThread<Workspace> workspace_;
 };
-
-// Seconds as a quantity, or a number in a unit of the reader's choice: only the ratio counts.
-double read_time(const ConfigNode& node) {
-  return node.json().is_string() ? node.quantity<Seconds>().count() : node.number();
-}
 
 // None: those of the GPU and model.
 std::optional<RooflineTime> read_times(ConfigReader& options) {

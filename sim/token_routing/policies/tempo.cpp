@@ -3,12 +3,12 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <utility>
 
 #include "hardware/at.hpp"
 #include "sim/token_routing/min_exp.hpp"
 #include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/routers.hpp"
+#include "sim/token_routing/split_load.hpp"
 #include "sim/token_routing/token_flow.hpp"
 
 namespace moesim {
@@ -28,18 +28,16 @@ struct TempoTime {
 class Split {
  public:
   struct Workspace {
-    std::vector<std::int32_t> active, tokens;  // of each GPU
-    std::vector<std::int32_t> touched;         // GPUs of the chain of moves
+    SplitLoad::Workspace load;
+    std::vector<std::int32_t> touched;  // GPUs of the chain of moves
   };
 
   Split(const LayerPlacement& placement, TempoTime time, Workspace& s,
         std::span<std::int32_t> tokens_of_slot)
-      : placement_(placement), time_(time), s_(s), x_(tokens_of_slot) {
-    s_.active.assign(at(placement.gpus()), 0);
-    s_.tokens.assign(at(placement.gpus()), 0);
-    for (std::size_t slot = 0; slot < x_.size(); ++slot)
-      add(static_cast<std::int32_t>(slot), std::exchange(x_[slot], 0));
-  }
+      : placement_(placement),
+        time_(time),
+        load_(placement, s.load, tokens_of_slot),
+        touched_(s.touched) {}
 
   double busiest() const {
     double longest = 0;
@@ -58,12 +56,12 @@ class Split {
       if (tokens[at(expert)] == 0) break;
       const auto after = [&](std::int32_t slot) {
         const auto gpu = at(placement_.gpu_of_slot(slot));
-        return time_.of(s_.active[gpu] + 1, s_.tokens[gpu] + tokens[at(expert)]);
+        return time_.of(load_.active[gpu] + 1, load_.tokens[gpu] + tokens[at(expert)]);
       };
       const auto hosts = placement_.hosts_of(expert);
-      add(*std::min_element(hosts.begin(), hosts.end(),
-                            [&](auto a, auto b) { return after(a) < after(b); }),
-          tokens[at(expert)]);
+      load_.add(*std::min_element(hosts.begin(), hosts.end(),
+                                  [&](auto a, auto b) { return after(a) < after(b); }),
+                tokens[at(expert)]);
     }
   }
 
@@ -75,7 +73,7 @@ class Split {
       for (std::int32_t gpu = 1; gpu < placement_.gpus(); ++gpu)
         if (time_of(gpu) > time_of(slowest)) slowest = gpu;
       limit_ = time_of(slowest);
-      s_.touched = {slowest};
+      touched_ = {slowest};
       tries_ = 4000;
       if (!settle(5)) return;
     }
@@ -86,9 +84,9 @@ class Split {
   void level_tokens() {
     limit_ = std::nextafter(busiest(), std::numeric_limits<double>::infinity());
     for (int rounds = 4 * placement_.gpus(); rounds > 0; --rounds) {
-      const auto fullest = std::max_element(s_.tokens.begin(), s_.tokens.end());
+      const auto fullest = std::max_element(load_.tokens.begin(), load_.tokens.end());
       most_tokens_ = *fullest;
-      s_.touched = {static_cast<std::int32_t>(fullest - s_.tokens.begin())};
+      touched_ = {static_cast<std::int32_t>(fullest - load_.tokens.begin())};
       tries_ = 400;
       if (!settle(3)) return;
     }
@@ -99,14 +97,14 @@ class Split {
   // a whole expert's share off a GPU, or the tokens that it has too many. The next move is of the
   // GPU that they came to. So chains are augmenting paths, and cycles too.
   bool settle(int moves) {
-    const auto over = std::find_if(s_.touched.rbegin(), s_.touched.rend(),
+    const auto over = std::find_if(touched_.rbegin(), touched_.rend(),
                                    [this](std::int32_t gpu) { return !fits(gpu); });
-    if (over == s_.touched.rend()) return true;
+    if (over == touched_.rend()) return true;
     if (moves == 0) return false;
     const std::int32_t gpu = *over;
     const std::int32_t too_many = levels() ? 0 : tokens_over(gpu);
     for (int from = placement_.first_slot(gpu); from < placement_.first_slot(gpu + 1); ++from) {
-      const std::int32_t whole = x_[at(from)];
+      const std::int32_t whole = load_.of_slot[at(from)];
       if (whole == 0) continue;
       for (const std::int32_t to : placement_.hosts_of(placement_.expert_of_slot(from))) {
         const std::int32_t host = placement_.gpu_of_slot(to);
@@ -114,11 +112,11 @@ class Split {
         for (const std::int32_t tokens : {std::min(whole, too_many), whole}) {
           if (tokens == 0) continue;
           if (--tries_ < 0) return false;
-          move(from, to, tokens);
-          s_.touched.push_back(host);
+          load_.move(from, to, tokens);
+          touched_.push_back(host);
           if (settle(moves - 1)) return true;
-          s_.touched.pop_back();
-          move(to, from, tokens);
+          touched_.pop_back();
+          load_.move(to, from, tokens);
           if (tokens == whole) break;  // the other one is the same
         }
       }
@@ -129,11 +127,11 @@ class Split {
   bool levels() const { return most_tokens_ < std::numeric_limits<std::int32_t>::max(); }
 
   bool fits(std::int32_t gpu) const {
-    return time_of(gpu) < limit_ && s_.tokens[at(gpu)] < most_tokens_;
+    return time_of(gpu) < limit_ && load_.tokens[at(gpu)] < most_tokens_;
   }
 
   std::int32_t tokens_over(std::int32_t gpu) const {
-    const std::int32_t tokens = s_.tokens[at(gpu)];
+    const std::int32_t tokens = load_.tokens[at(gpu)];
     if (time_.of(0, tokens) < limit_) return 0;
     std::int32_t fit = 0, over = tokens;  // the most that fit lie in [fit, over)
     while (over - fit > 1) {
@@ -144,26 +142,13 @@ class Split {
   }
 
   double time_of(std::int32_t gpu) const {
-    return time_.of(s_.active[at(gpu)], s_.tokens[at(gpu)]);
-  }
-
-  void move(std::int32_t from, std::int32_t to, std::int32_t tokens) {
-    add(from, -tokens);
-    add(to, tokens);
-  }
-
-  void add(std::int32_t slot, std::int32_t tokens) {
-    const auto gpu = at(placement_.gpu_of_slot(slot));
-    const bool was_active = x_[at(slot)] > 0;
-    x_[at(slot)] += tokens;
-    s_.tokens[gpu] += tokens;
-    s_.active[gpu] += (x_[at(slot)] > 0 ? 1 : 0) - (was_active ? 1 : 0);
+    return time_.of(load_.active[at(gpu)], load_.tokens[at(gpu)]);
   }
 
   const LayerPlacement& placement_;
   TempoTime time_;
-  Workspace& s_;
-  std::span<std::int32_t> x_;
+  SplitLoad load_;
+  std::vector<std::int32_t>& touched_;
   double limit_ = 0;
   std::int32_t most_tokens_ = std::numeric_limits<std::int32_t>::max();
   int tries_ = 0;
@@ -255,10 +240,7 @@ std::span<const Key> tempo_routing_keys() {
 }
 
 TokenRouterFactory make_tempo(ConfigReader& options) {
-  const auto time = [&](const char* key) {
-    const ConfigNode& node = options.child(key);
-    return node.json().is_string() ? node.quantity<Seconds>().count() : node.number();
-  };
+  const auto time = [&](const char* key) { return read_time(options.child(key)); };
   std::optional<TempoTime> own;
   const bool has_b = options.optional("b"), has_beta = options.optional("beta");
   const bool has_a = options.optional("a"), has_c = options.optional("c");
