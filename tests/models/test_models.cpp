@@ -140,6 +140,8 @@ const std::vector<Published>& published() {
       {"qwen3_5_397b_a17b", 397e9, 17e9, 1e9, 0},
       {"qwen3_next_80b_a3b", 80e9, 3e9, 1e9, 0},
       {"glm_5", 744e9, 40e9, 1e9, 0},
+      {"glm_5_2", 753e9, 39e9, 1e9, 9.95e9},  // the MTP layer
+      {"kimi_k3", 2.8e12, 104e9, 1e9, 0},
       {"deepseek_v3_2", 671e9, 37e9, 1e9, 0},
       {"deepseek_v4_flash", 284e9, 13e9, 1e9, 0},
       {"deepseek_v4_pro", 1573e9, 49e9, 1e9, 0},
@@ -434,6 +436,7 @@ TEST_CASE("models with linear or sparse attention read from their config.json as
   same(hf("deepseek-ai--DeepSeek-V3.2"), zoo("deepseek_v3_2"));
   same(hf("nvidia--GLM-5-NVFP4"), zoo("glm_5"));
   same(hf("moonshotai--Kimi-K2.5"), zoo("kimi_k2_5"));
+  same(hf("moonshotai--Kimi-K3"), zoo("kimi_k3"));
   same(hf("meta-llama--Llama-4-Maverick-17B-128E-Instruct"), zoo("llama_4_maverick"));
   const MoeModel qwen = hf("Qwen--Qwen3.5-122B-A10B");
   CHECK(std::ranges::count_if(
