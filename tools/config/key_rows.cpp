@@ -141,6 +141,9 @@ constexpr RepeatedGroup repeated[] = {
     {"/turns/later", "/turns/all"},
     {"/turns/after_compaction", "/turns/all"},
     {"/turns/by_number/TURNS", "/turns/all"},
+    {"/experts/by_step_kind/KIND", "/experts"},
+    {"/afd/ffn_memory", "/memory"},
+    {"/pools/decode/instances/N", "/instances/N"},
     {"/communication/combine", "/communication/dispatch"},
     {"/communication/tp_all_reduce", "/communication/dispatch"},
 };
