@@ -124,7 +124,7 @@ copies = lambda gpus: (("prefill", gpus, "copies change", "least"), ("prefill", 
 less_copies = lambda gpus: (("prefill", gpus, "less copies change", "most"), ("prefill", gpus, "less copies change", "least"))
 CUT_COSTS = ("prefill", "16 H200", "cut", "least"), ("prefill", "16 H200", "cut", "most")
 N, S = r"([\d.]+)", r"([+-][\d.]+)"
-RESULTS_PAGE, QUESTIONS, PAPER, REGIMES = "configs/reproduce/summary.md", "tools/docs/questions.md", "tools/docs/paper.md", "tools/lab/study/regimes.md"
+RESULTS_PAGE, QUESTIONS, PAPER, REGIMES = "configs/reproduce/RESULTS.md", "tools/docs/questions.md", "tools/docs/paper.md", "tools/lab/study/regimes.md"
 SENTENCES = [
     (RESULTS_PAGE, rf"step in {N} of {N} recorded cases, by up to {N} %", LONGER, CELLS, EVEN),
     (RESULTS_PAGE, rf"shortens a prefill step by {N} to {N} % at EP 16. Copies change that by {S} to {S} points, and by {S} to {S} at EP 64",

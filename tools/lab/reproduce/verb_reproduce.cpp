@@ -48,20 +48,23 @@ std::filesystem::path file_of(const std::string& name, const std::filesystem::pa
   throw ConfigError(fmt::format("no figure is called \"{}\" in {}{}", name, folder.string(), like));
 }
 
-/// What stands at the top of RESULTS.md; nothing where the folder has no such file.
-std::string summary_in(const std::filesystem::path& folder) {
-  std::ifstream file(folder / "summary.md");
-  return {std::istreambuf_iterator<char>(file), {}};
+/// Text of RESULTS.md above the counts, which is written by hand; a title where there is no page.
+std::string text_above_counts(const std::filesystem::path& page, std::string_view counts_heading) {
+  std::ifstream file(page);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::size_t counts = text.find(counts_heading);
+  return counts == std::string::npos ? "# Published figures compared with simulated ones\n\n"
+                                     : text.substr(0, counts);
 }
 
-/// RESULTS.md: what the project found (summary.md of the folder, where there is one), and how many
-/// rows came out how.
-std::string results(const std::vector<Reproduction>& figures, const std::string& summary) {
-  return "# Published figures compared with simulated ones\n\n" + summary +
-         "`moesim-lab reproduce --all` writes this page, and every row with its reason into "
-         "[results.csv](results.csv). No\nconstant and no preset is tuned to a row; "
-         "[README](README.md) says how bands are chosen.\n\n" +
-         counts_markdown(figures);
+/// RESULTS.md: what the project found, as the page before said, and how many rows came out how.
+std::string results(const std::vector<Reproduction>& figures, const std::filesystem::path& page) {
+  constexpr std::string_view counts_heading = "## How it compares with what others published\n";
+  return fmt::format(
+      "{}{}\n`moesim-lab reproduce --all` writes what follows, and every row with its reason into "
+      "[results.csv](results.csv). No\nconstant and no preset is tuned to a row; "
+      "[README](README.md) says how bands are chosen.\n\n{}",
+      text_above_counts(page, counts_heading), counts_heading, counts_markdown(figures));
 }
 
 bool verdicts_hold(const Reproduction& figure) {
@@ -104,7 +107,7 @@ Action setup_reproduce(CLI::App& command) {
     }
     if (options->all) {
       write_file(rows, results_csv(figures));
-      write_file(page, results(figures, summary_in(options->folder)));
+      write_file(page, results(figures, page));
     }
     if (!hold) spdlog::warn("a verdict differs from the one in its file");
     return hold ? 0 : 3;
