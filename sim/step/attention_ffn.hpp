@@ -11,17 +11,17 @@
 
 namespace moesim {
 
-/// What serves the micro-batches of a step where attention and experts have GPUs of their own
-/// (AFD): each serves one micro-batch at a time.
+/// Stages that serve the micro-batches of a step where attention and experts have GPUs of their own
+/// (AFD). Each serves one micro-batch at a time.
 enum class AfdStage { attention, dispatch, ffn, combine };
 inline constexpr std::array<std::string_view, 4> afd_stage_names{"attention", "dispatch", "ffn",
                                                                  "combine"};
 
-/// Where a part of a step is done: all but experts and exchanges on attention's GPUs, dense layers,
-/// shared experts, gate and LM head included.
+/// Returns where a part of a step is done. All but experts and exchanges is on attention's GPUs,
+/// dense layers, shared experts, gate and LM head included.
 AfdStage afd_stage_of(Part);
 
-/// One MoE layer of a micro-batch: what it takes on either side and on the ways between.
+/// A MoE layer of a micro-batch: times on either side and on the ways between.
 struct AfdRound {
   Seconds attention{};  ///< on attention's GPUs until tokens leave; the slowest rank's
   Seconds beside{};     ///< on attention's GPUs while these tokens are away
@@ -40,9 +40,9 @@ struct AfdChain {
 /// When micro-batches have passed all layers.
 struct AfdTimes {
   Seconds total{};
-  /// What each stage works; the rest of `total` it is idle.
+  /// Time that each stage works; the rest of `total` it is idle.
   std::array<Seconds, 4> busy{};
-  /// What each stage has of the critical path; with `stalls` the sum is `total`.
+  /// Time of each stage on the critical path; with `stalls` the sum is `total`.
   std::array<Seconds, 4> critical{};
   /// Between steps, while experts move and no stage works.
   Seconds stalls{};
@@ -62,9 +62,9 @@ struct AfdTimes {
 
 /// Passes micro-batches with equally many rounds through the four stages, layer by layer and,
 /// within a layer, in their order. A micro-batch starts on a stage when it has left the stage
-/// before and the stage is free; it starts its next layer when its combine has ended
-/// (MegaScale-Infer, arXiv:2504.02263, section 4.1; Step-3, arXiv:2507.19427). Where both end at
-/// the same time, the critical path stays with the micro-batch.
+/// before and the stage is free. Its next layer starts when its combine has ended (MegaScale-Infer,
+/// arXiv:2504.02263, section 4.1; Step-3, arXiv:2507.19427). Where both end at the same time, the
+/// critical path stays with the micro-batch.
 AfdTimes pass_afd(std::span<const AfdChain> micro_batches);
 
 }  // namespace moesim

@@ -6,14 +6,14 @@
 
 namespace moesim {
 
-/// What attention of one layer asks of a KV cache that dcp GPUs share by tokens.
+/// Reads of attention of one layer from a KV cache that dcp GPUs share by tokens.
 struct StripeReads {
   double queries = 0;  ///< that decode
   Bytes context{};     ///< of one GPU's heads of keys, before the chunks of prompts
 };
 
-/// What these GPUs exchange: queries before attention, then the log-sum-exps and partial outputs
-/// of their parts. Prompts compute as under TP, once every GPU has their whole context (vLLM,
+/// Exchanges of these GPUs: queries before attention, then the log-sum-exps and partial outputs of
+/// their parts. Prompts compute as under TP, once every GPU has their whole context (vLLM,
 /// MLACommonImpl).
 struct StripeExchange {
   CollectiveCost queries, context;

@@ -97,13 +97,13 @@ void CriticalPath::every_rank(std::string_view name, Part part, const Cost& cost
   spend(false, cost.time);
 }
 
-// As a transfer that holds all SMs.
+// Spends the time as a transfer that holds all SMs.
 void CriticalPath::alone(std::string_view name, Part part, const Cost& cost, double link_bytes) {
   charge_every_rank(name, part, cost, link_bytes);
   spend(true, cost.time, 1);
 }
 
-// What takes every rank's time without a kernel's work draws as a wait does.
+// Time of every rank without a kernel's work draws as a wait does.
 void CriticalPath::charge_every_rank(std::string_view name, Part part, const Cost& cost,
                                      double link_bytes) {
   charge(cost_, part, cost);
@@ -135,7 +135,7 @@ void CriticalPath::start_transfer(const Crossing& crossing) {
   explainer_.add(name, part, transfer_.cost, (cost.nvlink + cost.network).value() * copies);
 }
 
-// By the rate at which the mean GPU of the stage sends.
+// The draw follows the rate at which the mean GPU of the stage sends.
 Watts CriticalPath::draw_of(const GpuSpec& gpu, const CollectiveCost& collective,
                             double copies) const {
   if (collective.time <= Seconds{}) return gpu.power->idle;
@@ -189,7 +189,7 @@ void CriticalPath::finish_transfer(Seconds computed) {
   transfer_.traffic->hidden += hidden;
   transfer_.cost.time -= hidden;
   charge(cost_, transfer_.part, transfer_.cost);
-  // One kernel sends, another receives.
+  // A kernel sends, another receives.
   spend(false, transfer_.holds.kernels / 2);
   spend(true, in_flight - hidden, transfer_.holds.sms);
   spend(false, transfer_.holds.kernels / 2);

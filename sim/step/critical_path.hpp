@@ -23,7 +23,7 @@ struct RankCost {
   void add_up();
 };
 
-/// What each rank does: [dp].
+/// Costs of each rank: [dp].
 using RankCosts = std::vector<const RankCost*>;
 
 /// Collects `explain` rows: equal names with equal bounds and grounds are one row. Without a place
@@ -81,7 +81,7 @@ class CriticalPath {
   void add_sum(const StepCost&);
   /// Expert ranks work beside each other and wait for the slowest.
   void experts(const std::vector<Cost>& ranks);
-  /// What was added since the last call is one stage of the pipeline; the next GPUs go on.
+  /// Ends a stage: all that was added since the last call. The next GPUs follow.
   void end_stage();
 
  private:
@@ -105,7 +105,7 @@ class CriticalPath {
   StepCost& cost_;
   Explainer explainer_;
   std::vector<const RankCosts*> pending_;
-  // What came before the last barrier; it may be the same before this one.
+  // Costs before the last barrier; they may be the same before this one.
   std::vector<const RankCosts*> before_barrier_;
   std::vector<Seconds> since_barrier_;  // [dp]
   std::size_t slowest_ = 0;

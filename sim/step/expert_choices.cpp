@@ -8,7 +8,7 @@ namespace moesim {
 
 namespace {
 
-// Where the counts and ids of one row go. Counts are [layers, experts].
+// Targets of the counts and ids of one row. Counts are [layers, experts].
 struct RowTarget {
   std::size_t layers, k, experts;
   std::uint16_t* kept;    // ids of the row in the first layer; null where ids are not asked for

@@ -14,15 +14,15 @@
 
 namespace moesim {
 
-/// What is kept of a step's rows beside its counts.
+/// Data of a step's rows that is kept with its counts.
 enum class KeptRows {
   none,
   different,     ///< the ids of each row, and the runs that replay them
   of_each_token  ///< ids and source of every token
 };
 
-/// What the trace rows of one step say: how many tokens chose each expert of each MoE layer and, if
-/// asked for, where every token stands and its choices. Prompts that replay the same recordings
+/// Choices of the trace rows of one step: tokens that chose each expert of each MoE layer. On
+/// request also where every token is, and its choices. Prompts that replay the same recordings
 /// share rows, which are read once. Keeps its memory from step to step.
 class StepRows {
  public:
@@ -33,7 +33,7 @@ class StepRows {
   /// Reads these layers of the step. Threads may read different ones at a time.
   void read(const RowSource&, int first_layer, int last_layer);
 
-  /// As often as each is sent.
+  /// Number of tokens, each counted as often as it is sent.
   std::int64_t tokens() const { return tokens_; }
   /// [MoE layers, experts]: the step's own, in exchange for memory that the next step may use.
   void hand_over(std::vector<std::int32_t>& tokens_of_expert) {
@@ -51,7 +51,7 @@ class StepRows {
   }
   /// Which rows the tokens take, in the order of tokens.
   const std::vector<TokenRun>& runs() const { return token_runs_; }
-  /// Of each token: the GPU that holds it, and the EP rank that policies count it to. [tokens],
+  /// GPU that holds each token; the next one is the EP rank that policies count it to. [tokens],
   /// never decreasing.
   const std::vector<std::int32_t>& source_gpu() const { return source_gpu_; }
   const std::vector<std::int32_t>& source_rank() const { return source_rank_; }
@@ -83,7 +83,7 @@ class StepRows {
   std::vector<Block> blocks_;
   std::vector<std::size_t> rows_;  // of the blocks, in their traces
   std::vector<TokenRun> token_runs_;
-  // Of a prompt's rows: phase, first row, count.
+  // Rows of a prompt: phase, first row, count.
   using Prompt = std::tuple<Phase, std::int64_t, std::int32_t>;
   struct PromptHash {
     std::size_t operator()(const Prompt&) const;

@@ -90,7 +90,7 @@ void join_interleaved(StepCost& sum, const StepCost& other) {
       (crosses_links(part) ? on_links : computed) += std::accumulate(row.begin(), row.end(), 0.0);
     }
   }
-  // What is not of these parts has the GPU for itself, so `total` has all of it.
+  // Work of other parts has the GPU for itself, so `total` has all of it.
   const double total = interleaved_seconds(sum.segments, other.segments);
   const double exposed = on_links > 0 ? std::max(0.0, total - computed) / on_links : 0;
   const auto hide = [&](Traffic& traffic, const Traffic& more, Part part) {

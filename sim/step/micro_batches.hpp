@@ -13,29 +13,29 @@ namespace moesim {
 /// rank with fewer tokens than parts has none in some.
 std::vector<StepBatch> micro_batches(const StepBatch&, int count);
 
-/// Two micro-batches that share a compute and a link stream, as one step: `other` is added to
-/// `sum`. All that computes is on the critical path; of exchanges what remains of the total is
-/// exposed, their kernels and the SMs that they hold included: dispatch, combine and all-reduce in
-/// proportion to their times.
+/// Adds `other` to `sum`: two micro-batches that share a compute and a link stream, as one step.
+/// All computing is on the critical path. Of exchanges, what remains of the total is exposed:
+/// dispatch, combine and all-reduce in proportion to their times. Kernels and SMs that they hold
+/// are included.
 void join_interleaved(StepCost& sum, const StepCost& other);
 
-/// Micro-batches that alternate between attention's GPUs and those of the experts, as one step that
-/// takes pass_afd() of their chains. Parts are what each has of the critical path: attention's and
-/// all others in proportion to their times on attention's GPUs, experts, dispatch and combine to
-/// their own. What is not on that path is hidden. GPUs are idle while their side is.
+/// Returns micro-batches that alternate between attention's GPUs and those of the experts as one
+/// step, which takes pass_afd() of their chains. Parts are shares of the critical path. Attention's
+/// and all others are in proportion to their times on attention's GPUs, experts, dispatch and
+/// combine to their own. What is not on that path is hidden. GPUs are idle while their side is.
 StepCost join_afd(std::span<const StepCost> micro_batches, const ParallelPlan&);
 
-/// How long micro-batches take to pass a pipeline once, round after round in the same order: a
-/// stage serves one at a time, and a micro-batch starts its next round when it has left the last
-/// stage. stages[m][s] is the time of micro-batch m on stage s, hops[m][s] its way on from there
+/// Returns the time in which micro-batches pass a pipeline once, round after round in the same
+/// order. A stage serves one at a time. A micro-batch starts its next round when it has left the
+/// last stage. Micro-batch m takes stages[m][s] on stage s, and hops[m][s] on its way from there
 /// (from the last stage: back to the first). Mean of the rounds of the steady state.
 Seconds pipeline_period(std::span<const std::vector<Seconds>> stages,
                         std::span<const std::vector<Seconds>> hops);
 
-/// One round of a pipeline as one step that takes pipeline_period(). Parts are what a stage spends
-/// in the mean; Part::pipeline is the rest of the period: transfers between stages and waiting for
-/// other stages. hops[m][s] as above, without the host's time of each micro-batch. Layers are
-/// sums: an expert that two micro-batches activate is read twice, hence counted twice.
+/// Returns a round of a pipeline as one step that takes pipeline_period(). Parts are what a stage
+/// spends in the mean. Part::pipeline is the rest of the period: transfers between stages and
+/// waiting for other stages. hops[m][s] as above, without the host's time of each micro-batch.
+/// Layers are sums: an expert that two micro-batches activate is read twice, hence counted twice.
 StepCost join_pipeline(std::span<const StepCost> micro_batches,
                        std::span<const std::vector<CollectiveCost>> hops, const ParallelPlan&);
 

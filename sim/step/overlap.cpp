@@ -49,7 +49,7 @@ Overlap read_overlap(const ConfigNode& node) {
 
 namespace {
 
-// What is left of a chain. Its first segment may be under way.
+// Rest of a chain. Its first segment may be under way.
 struct Chain {
   std::span<const Segment> segments;
   double left = 0;  // seconds of the first segment

@@ -20,7 +20,7 @@ struct TwoBatch {
 /// Which communication runs beside which computation.
 struct Overlap {
   bool shared_expert = false;  ///< shared experts compute while tokens are dispatched
-  /// What follows a combine, up to the next barrier, computes while it runs. An upper bound: within
+  /// Computes what follows a combine, up to the next barrier, while it runs. An upper bound: within
   /// one batch attention needs what combine brings.
   bool combine_attention = false;
   std::optional<TwoBatch> two_batch;
@@ -38,9 +38,9 @@ struct Segment {
   double sms = 0;  ///< on a link: the share of the SMs that what computes beside it does without
 };
 
-/// When two chains of segments end that share one compute stream and one link stream, each of which
-/// serves one segment at a time; a segment starts after the one before it in its chain. Where two
-/// could start, the first chain goes first.
+/// Returns when two chains of segments end that share one compute stream and one link stream. Each
+/// stream serves one segment at a time. A segment starts after the one before it in its chain.
+/// Where two could start, the first chain goes first.
 double interleaved_seconds(std::span<const Segment> a, std::span<const Segment> b);
 
 }  // namespace moesim

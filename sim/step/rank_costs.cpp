@@ -14,8 +14,8 @@ namespace {
 // A price takes a few KB.
 constexpr std::size_t sizes_remembered = 2048;
 
-// Engines launch shared experts on a stream beside the routed ones, which take longer: they cost
-// the bandwidth or the arithmetic that the routed experts lack meanwhile.
+// Engines launch shared experts on a stream of their own, next to the longer routed ones. They cost
+// the bandwidth or the arithmetic that the routed experts lack during that time.
 void run_beside(std::vector<Operation>& operations, const GpuSpec& gpu) {
   for (Operation& operation : operations) {
     Cost& cost = operation.cost;
@@ -154,7 +154,7 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
   }
 }
 
-// The first GPU's tokens: of 2 pcp pieces of a prompt the first and the last, as all GPUs have two
+// Tokens of the first GPU: the first and the last of 2 pcp pieces of a prompt. All GPUs have two
 // that are as long and see as many tokens before them (vLLM, DualChunkSwap; SGLang, zigzag).
 void RankPrices::price_share(const StepBatch& batch) {
   share_.ranks.resize(batch.ranks.size());

@@ -12,19 +12,19 @@
 
 namespace moesim {
 
-/// New tokens that one GPU of a rank computes: with PCP its share of each prompt, and all tokens of
-/// sequences that decode, as every group of the rank does.
+/// New tokens that one GPU of a rank computes. With PCP these are its share of each prompt, and all
+/// tokens of sequences that decode, as every group of the rank computes them.
 struct TokensOfGpu {
   std::int32_t prompts = 0, decodes = 0;
   std::int32_t all() const { return prompts + decodes; }
 };
 TokensOfGpu tokens_of_gpu(const RankStep&, int pcp);
 
-/// What every rank of a step computes by itself, whatever its experts do. What depends on a rank's
-/// tokens alone is priced once and remembered, as the same sizes come again from step to step.
+/// Work that every rank of a step computes by itself, whatever its experts do. Prices by a rank's
+/// tokens alone are remembered, as the same sizes come again from step to step.
 class RankPrices {
  public:
-  /// What the ranks do in layers of one kind, one after the other.
+  /// Costs of the ranks in layers of one kind, one after the other.
   struct LayerCosts {
     RankCosts before_attention, absorption, attention, before_dispatch, after_combine,
         shared_experts;
@@ -41,12 +41,12 @@ class RankPrices {
   }
   const Mixer& mixer(int layer) const { return *class_of(layer).spec.mixer; }
   const LayerCosts& layer(int layer) const { return class_of(layer).costs; }
-  /// What a rank's attention reads of KV caches that its GPUs share by tokens (DCP).
+  /// Reads of a rank's attention from KV caches that its GPUs share by tokens (DCP).
   struct CacheReads {
     double queries = 0;         ///< that decode
     double prompt_context = 0;  ///< tokens before the chunks of prompts
   };
-  /// Of the rank with most, and over all ranks.
+  /// Reads of the rank with most, and over all ranks.
   const CacheReads& most_reads() const { return most_reads_; }
   const CacheReads& all_reads() const { return all_reads_; }
   /// Embedding, LM head, sampling.
@@ -59,7 +59,7 @@ class RankPrices {
   Sums sums() const;
 
  private:
-  // What a rank with so many tokens does, whatever sequences they belong to.
+  // Costs of a rank with so many tokens, whatever sequences they belong to.
   struct TokenCosts {
     RankCost before_attention, before_dispatch, after_combine, shared_experts;
   };

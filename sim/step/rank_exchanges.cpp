@@ -59,7 +59,7 @@ void RankExchanges::pass_groups(CriticalPath& path, std::string_view name,
   path.collective({name, Part::all_reduce, cost, traffic_, ranks_alike_ * slices_alike});
 }
 
-// What each GPU has computed of its own heads [vLLM, SGLang].
+// Each GPU has computed keys of its own heads [vLLM, SGLang].
 void RankExchanges::gather_keys(CriticalPath& path, const Mixer& mixer) {
   if (shard_.plan.pcp == 1 || most_.prompts == 0) return;
   if (&mixer != keyed_) {

@@ -12,13 +12,13 @@
 
 namespace moesim {
 
-/// What the GPUs of an attention rank exchange with each other in one step: with TP activations,
-/// norms and logits, with DCP queries and partial outputs. All ranks do so beside each other, each
-/// by itself: the largest sets the time.
+/// Exchanges of the GPUs of an attention rank with each other in one step. With TP these are
+/// activations, norms and logits, with DCP queries and partial outputs. All ranks do so at the same
+/// time, each by itself: the largest sets the time.
 class RankExchanges {
  public:
-  /// What is given, and what the shard refers to, outlives it. The traffic is counted as the step's
-  /// `all_reduce`.
+  /// The arguments, and what the shard refers to, must outlive it. The traffic is counted as the
+  /// step's `all_reduce`.
   RankExchanges(const Fabric&, const ModelShard&, const RankPrices&, const StepBatch&,
                 StepCost& result);
 
@@ -51,7 +51,7 @@ class RankExchanges {
   ModelShard shard_;
   const RankPrices& ranks_;
   Traffic& traffic_;
-  // What all ranks move together, in multiples of what the largest does.
+  // Traffic of all ranks together, in multiples of that of the largest.
   double ranks_alike_ = 1;
   CollectiveCost reduced_, gathered_, squares_, keys_;
   TokensOfGpu most_;                // of the rank with most

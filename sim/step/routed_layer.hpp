@@ -27,21 +27,21 @@ class RoutedLayer {
   RoutingProblem keep_active(int keep, const RoutingProblem&,
                              std::span<const std::int32_t> source_gpu,
                              std::span<std::int32_t> tokens, CapacityTally&);
-  /// Where the tokens of the limited problem are, [tokens].
+  /// GPUs that hold the tokens of the limited problem, [tokens].
   std::span<const std::int32_t> source_gpu() const { return choices_.source_gpu; }
 
   /// Chooses the slots, and adds up what they are for every GPU.
   void route(const TokenRouter&, const RoutingProblem&, LayerLoad&);
-  /// Where the experts stand while the layer runs: the problem's placement, or with the copies that
-  /// the step brings, which follow the slots of their GPU. Good until the next call.
+  /// Placement of the experts while the layer runs: the problem's, or the one with copies that the
+  /// step brings. Copies follow the slots of their GPU. Good until the next call.
   const LayerPlacement& placement() const { return *placement_; }
-  /// What was chosen last, [slots of placement()].
+  /// Tokens of each slot by the last choice, [slots of placement()].
   const std::vector<std::int32_t>& tokens_of_slot() const { return tokens_of_slot_; }
   /// The copies that the step brings for this layer.
   std::span<const StepCopy> copies() const { return copies_; }
-  /// The slot of every selection, [tokens, k], -1 for those that do not run: from the router where
-  /// it needs token rows, else dealt out to the slots in order, or where copies are brought to the
-  /// nearest first.
+  /// Returns the slot of every selection, [tokens, k], -1 for those that do not run. Slots are the
+  /// router's where it needs token rows. Else they are dealt out in order, or where copies are
+  /// brought to the nearest first.
   std::span<const std::int32_t> slot_of_selection(const TokenRouter&, const RoutingProblem&);
 
  private:

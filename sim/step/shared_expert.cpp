@@ -52,8 +52,8 @@ MoeModel beside_slots(MoeModel model, const SharedExpert& shared) {
 //   H = ceil((sum of L[r] + N) / R),  S[r] = max(H - L[r], 0)
 //
 // and each token draws among the ranks that it visits, with weight S[r], and its own, with weight
-// 1.1 S[r]. Left out: their L[r] counts the tokens of the rank too, they open all ranks to a token
-// where none is above H, and with a static EPLB each rank goes by its own counts alone.
+// 1.1 S[r]. Left out: their L[r] counts the tokens of the rank too. They open all ranks to a token
+// where none is above H. With a static EPLB each rank goes by its own counts alone.
 void waterfill(const SharedExpert& policy, const RoutingProblem& problem,
                const LayerPlacement& placement, std::span<const std::int32_t> slots,
                std::span<const std::int32_t> load, std::vector<std::int32_t>& rank_of_token,

@@ -45,14 +45,14 @@ class PartSet {
   std::uint32_t bits_ = 0;
 };
 
-/// What GPUs draw for operations: all zero where the GPU's power is not known.
+/// Draw of GPUs for operations: all zero where the GPU's power is not known.
 struct Energy {
-  /// By part, in joules: what GPUs draw while they compute, and what exchanges add to the draw of a
-  /// GPU that waits.
+  /// Joules by part: what GPUs draw while they compute, and what exchanges add to the draw of a GPU
+  /// that waits.
   std::array<double, part_names.size()> joules{};
   /// GPU-seconds of computing. All other time of a GPU it draws as one that waits.
   double computing = 0;
-  /// Of it that of experts: with AFD of other GPUs, which may draw otherwise.
+  /// Share of experts in it: with AFD of other GPUs, which may draw otherwise.
   double computing_experts = 0;
 
   /// Some of `more`'s parts: the others are 0.
@@ -60,7 +60,7 @@ struct Energy {
   void add(Part part, const Cost& cost, double gpus = 1);
 };
 
-/// What one rank computes in a step. An idle rank runs one dummy token.
+/// Work of one rank in a step. An idle rank runs one dummy token.
 struct RankStep {
   std::vector<SequenceWork> sequences;
   /// New tokens over all sequences.
@@ -75,7 +75,7 @@ struct RankStep {
   RankSequences work() const { return {sequences, decode_context}; }
 };
 
-/// One forward step of an EP group, all DP ranks in lockstep.
+/// A forward step of an EP group, all DP ranks in lockstep.
 struct StepBatch {
   /// When the step begins: memories below HBM know by it what has arrived.
   Time start{};
@@ -89,7 +89,7 @@ struct StepBatch {
 void add_sequence(StepBatch&, const RowSource&, const Binding&, Phase, SequenceWork,
                   std::int64_t first_row);
 
-/// One kind of communication in one step.
+/// A kind of communication in one step.
 struct Traffic {
   /// How long the links were busy.
   Seconds time{};
@@ -99,27 +99,27 @@ struct Traffic {
   Traffic& operator+=(const Traffic&);
 };
 
-/// What the tokens did in one MoE layer.
+/// Counts of the tokens in one MoE layer.
 struct LayerOutcome {
   /// Tokens and activated slots of every EP rank.
   LayerLoad load;
   /// Tokens whose shared expert each EP rank computes as one more slot; none where it is no slot.
   std::vector<std::int32_t> shared_tokens;
-  /// Where selections are served, if a step counts that.
+  /// Places where selections are served, if a step counts that.
   Locality locality;
   /// Logical experts with at least one token.
   std::int32_t active_experts = 0;
-  /// What the token-routing policy itself takes on a GPU.
+  /// Time that the token-routing policy itself takes on a GPU.
   Seconds routing{};
   /// Copies of experts that the step brings for this layer alone, and what bringing them takes.
   std::int32_t step_copies = 0;
   CollectiveCost bringing;
   Exchange exchange;
-  /// What the expert FFN costs every EP rank; none in a sample whose sum tells.
+  /// Costs of the expert FFN for every EP rank; none in a sample whose sum tells.
   std::vector<Cost> experts;
   /// Rows of the grouped GEMM that hold a token, and all that are computed.
   std::int64_t useful_rows = 0, padded_rows = 0;
-  /// What a capacity rule did; zero where none limits the layer.
+  /// Tally of a capacity rule; zero where none limits the layer.
   CapacityTally capacity;
   /// Tokens of every slot, kept only where experts stand in memories below HBM.
   std::vector<std::int32_t> tokens_of_slot;
@@ -130,7 +130,7 @@ struct LayerOutcome {
 /// Consecutive MoE layers: from `first` to before `end`.
 struct LayerRange {
   int first = 0, end = 0;
-  /// Of these, the layer whose costs a layer takes: its own if it is one of them.
+  /// Returns the priced layer whose costs a layer takes: its own if it is one of them.
   int standing_for(int layer) const {
     return first <= layer && layer < end ? layer : first + layer % (end - first);
   }
@@ -144,8 +144,8 @@ TokenBalance token_balance(std::span<const LayerOutcome>);
 
 struct StepSample;
 
-/// One row of `explain`: an operation on the slowest rank, all its calls in a step. In a pipeline
-/// it is that of the mean stage.
+/// A row of `explain`: an operation on the slowest rank, all its calls in a step. In a pipeline it
+/// is that of the mean stage.
 struct ExplainedOperation {
   std::string_view name;
   Part part;
@@ -155,11 +155,11 @@ struct ExplainedOperation {
   double seconds = 0, flops = 0, hbm_bytes = 0, l2_bytes = 0, smem_bytes = 0, link_bytes = 0;
   /// Flops that its calls could have done in their time at the data sheet's peak.
   double peak_flops = 0;
-  /// What the slowest rank's GPU draws meanwhile.
+  /// Joules that the slowest rank's GPU draws during this time.
   double joules = 0;
 };
 
-/// One forward step, taken apart.
+/// A forward step, taken apart.
 struct StepCost {
   Seconds total{};
   Breakdown parts{};
@@ -209,16 +209,16 @@ struct StepSample {
   LayerRange priced;
   std::vector<LayerOutcome> layers_priced;     ///< [priced]
   std::vector<std::int32_t> tokens_of_priced;  ///< [priced, experts]
-  /// Of a MoE layer, the place in `layers_priced`.
+  /// Returns the place of a MoE layer in `layers_priced`.
   std::size_t place_of(int moe_layer) const {
     return static_cast<std::size_t>(priced.standing_for(moe_layer) - priced.first);
   }
   const LayerOutcome& layer(int moe_layer) const { return layers_priced[place_of(moe_layer)]; }
-  /// Of all MoE layers.
+  /// Returns the outcomes of all MoE layers.
   std::vector<LayerOutcome> layers() const;
   std::vector<std::int32_t> tokens_of_expert() const;  ///< [MoE layers, experts]
-  /// What the layers of each pipeline stage take one after the other, where nothing runs beside
-  /// them; idle times are of the stage's GPUs.
+  /// Costs of the layers of each pipeline stage, one after the other, where nothing overlaps them;
+  /// idle times are of the stage's GPUs.
   std::vector<StepCost> stages;
   TokenBalance balance{};
 };
@@ -237,7 +237,7 @@ void add_traffic(StepCost& sum, const StepCost& more);
 /// Adds the flops, HBM bytes, energy and idle times of a step or micro-batch to a sum.
 void add_work(StepCost& sum, const StepCost& more);
 /// Multiplies every time of a step by a factor: the total, its parts, grounds, segments and stages,
-/// communication and idle times; and the energy, as if GPUs drew what they draw for longer.
+/// communication and idle times. The energy follows, as if GPUs drew the same for longer.
 void scale_times(StepCost&, double factor);
 
 }  // namespace moesim

@@ -134,8 +134,8 @@ void rest_on_no_measurement(CollectiveCost& exchange) {
   if (exchange.evidence == Evidence::calibrated) exchange.evidence = Evidence::extrapolated;
 }
 
-// What a step brings is on the critical path between the gate and the dispatch, and its kernels
-// take all SMs [UltraEP]: nothing runs beside it.
+// Copies that a step brings are on the critical path between the gate and the dispatch. Their
+// kernels take all SMs [UltraEP]: nothing overlaps them.
 void bring_copies(CriticalPath& path, const LayerOutcome& outcome) {
   if (outcome.step_copies == 0) return;
   const CollectiveCost& way = outcome.bringing;
@@ -145,9 +145,9 @@ void bring_copies(CriticalPath& path, const LayerOutcome& outcome) {
 
 }  // namespace
 
-// An all-to-all of weights. A copy comes from a GPU that holds the expert: one of the same NVLink
-// domain if there is one, of several the one that has sent least, the lowest. UltraEP relays an
-// expert of six copies and more through GPUs that have one already; here its home sends all.
+// An all-to-all of weights. A copy comes from a GPU that holds the expert, of the same NVLink
+// domain if there is one. Of several it is the one that has sent least, then the lowest. UltraEP
+// relays an expert of six copies and more through GPUs that have one; here its home sends all.
 CollectiveCost StepModel::bring(std::span<const StepCopy> copies,
                                 const LayerPlacement& standing) const {
   const int gpus_of_rank = spec_.plan.moe_tp(), first = spec_.plan.first_expert_gpu();
@@ -233,7 +233,7 @@ StepModel::LayerRouting StepModel::route(int moe_layer, const StepInput& input, 
   return {problem, routed.placement(), source_gpu, slots, by_selection, replicated};
 }
 
-// Where the shared expert is a slot: whose tokens each rank computes.
+// Counts whose tokens each rank computes where the shared expert is a slot.
 void StepModel::place_shared(const LayerRouting& routing, Worker& worker,
                              LayerOutcome& outcome) const {
   const SharedExpert& shared = spec_.shared_expert;
@@ -252,7 +252,7 @@ void StepModel::place_shared(const LayerRouting& routing, Worker& worker,
   for (const std::int32_t rank : worker.shared_rank) ++outcome.shared_tokens[at(rank)];
 }
 
-// Whether the shared expert of a token can be on another GPU than its own.
+// True if the shared expert of a token can be on another GPU than its own.
 bool StepModel::shared_experts_travel() const {
   return spec_.shared_expert.draws() || (spec_.shared_expert.is_slot() && spec_.plan.afd());
 }
@@ -311,7 +311,7 @@ Exchange StepModel::exchange(int moe_layer, const PhaseRule& rule, const LayerRo
   return exchange;
 }
 
-// What every EP rank's grouped GEMMs take.
+// Prices every EP rank's grouped GEMMs.
 void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
                               LayerOutcome& outcome) const {
   const int ranks = spec_.plan.ep;
@@ -513,7 +513,7 @@ void StepModel::price(const StepBatch& batch, const Draw& draw, StepCost& result
 }
 
 // The hidden states and the residual travel from a stage to the next, bf16, sliced by tp (vLLM
-// v0.11, GPUModelRunner with pipeline parallelism); the sampled ids travel from the last to the
+// v0.11, GPUModelRunner with pipeline parallelism). The sampled ids travel from the last to the
 // first.
 CollectiveCost StepModel::hop(const StepBatch& batch, int stage) const {
   const bool last = stage == spec_.plan.pp - 1;
@@ -526,7 +526,7 @@ CollectiveCost StepModel::hop(const StepBatch& batch, int stage) const {
   return fabric_.send(stage * gpus, next, Bytes(bytes / (last ? 1 : spec_.plan.tp)));
 }
 
-// What pricing needs to know of a step's rows beside how many tokens chose each expert.
+// Pricing may need more of a step's rows than how many tokens chose each expert.
 KeptRows StepModel::kept_rows(const PhaseRule& rule) const {
   const bool exchanges = spec_.plan.exchanges();
   if (spec_.capacity->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
@@ -558,8 +558,8 @@ void StepModel::price_layers(const StepInput& input, std::uint64_t step, StepCos
     const auto threads = static_cast<int>(
         tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
     const int parts = std::min(layers, threads);
-    // TBB sees to it that the parts come after what was done until here, but out of
-    // ThreadSanitizer's sight, which would report everything that they read.
+    // TBB orders the parts after all that was done until here, but out of ThreadSanitizer's sight,
+    // which would report everything that they read.
     std::atomic<bool> begun = false;
     begun.store(true, std::memory_order_release);
     tbb::parallel_for(0, parts, [&](int part) {
@@ -593,13 +593,13 @@ StepSample StepModel::sample(const StepInput& input) {
   return result;
 }
 
-// Whether nothing runs beside a layer's experts and exchanges, so that a sum tells what layers
+// True if nothing overlaps a layer's experts and exchanges, so that a sum tells what layers
 // take.
 bool StepModel::layers_add_up() const {
   return !spec_.overlap.shared_expert && !spec_.overlap.combine_attention && !spec_.plan.afd();
 }
 
-// What the layers of a sample take if each waits for the one before.
+// Sums up what the layers of a sample take if each waits for the one before.
 void StepModel::sum_up(StepSample& sample) const {
   const auto layers = static_cast<int>(spec_.model.layers.size());
   sample.stages.resize(at(spec_.plan.pp));
@@ -631,7 +631,7 @@ void StepModel::sum_up(StepSample& sample) const {
 
 namespace {
 
-// Whether a step has no CUDA graph.
+// True if a step has no CUDA graph.
 bool is_eager(const StepBatch& batch, std::int32_t graph_tokens) {
   return std::ranges::any_of(batch.ranks, [&](const RankStep& rank) {
     return rank.tokens > graph_tokens || !all_decode(rank);
@@ -640,9 +640,9 @@ bool is_eager(const StepBatch& batch, std::int32_t graph_tokens) {
 
 }  // namespace
 
-// What the host and the gaps between kernels add, what it takes at least to launch every kernel of
-// a step that has no graph, and what ranks wait for the last of them. The host begins a step once,
-// however many micro-batches it has, and no exchange of another one hides that.
+// Adds the time of the host and of the gaps between kernels, and the least time to launch every
+// kernel of a step without a graph. Adds what ranks wait for the last of them. The host begins a
+// step once, however many micro-batches it has, and no exchange of another one hides that.
 void StepModel::charge_host(const StepBatch& batch, int layers, bool begins, CriticalPath& path,
                             const StepCost& result) const {
   std::size_t sequences = 0;

@@ -60,15 +60,15 @@ struct StepModelSpec {
   Overlap overlap{};
   std::shared_ptr<const CapacityRule> capacity = dropless();
   SharedExpert shared_expert{};
-  /// Whether steps count the selections that are served near their tokens. Not with AFD.
+  /// True if steps count the selections that are served near their tokens. Not with AFD.
   bool counts_locality = false;
-  /// Whether some dispatch fuses_experts().
+  /// True if some dispatch fuses_experts().
   bool mega_moe = false;
 
   const GpuSpec& expert_gpu() const { return ffn_cluster ? ffn_cluster->gpu : cluster.gpu; }
 };
 
-/// Whether a table has mega_moe_kernel for such experts: nothing else prices it.
+/// True if a table has mega_moe_kernel for such experts: nothing else prices it.
 bool has_mega_moe(const StepModelSpec&);
 
 enum class KeptRows;
@@ -76,14 +76,14 @@ enum class KeptRows;
 /// Prices forward steps of one EP group. Per layer:
 ///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
 ///   slowest rank; combine
-/// With memories below HBM [EP ranks], expert FFNs wait for the weights they miss; without any,
-/// every expert stands in HBM. A shared expert that is a slot runs with the routed ones, on the EP
-/// ranks of shared_tokens.
-/// step = sum over layers + embedding, LM head, sampling, host overhead.
-/// Overlap hides communication beside computation; parts and total then hold what is exposed.
-/// With AFD a step is several micro-batches that alternate between attention's GPUs and those of
-/// the experts: see join_afd(). With pipeline stages a step is one round of the batch, cut into as
-/// many micro-batches as there are stages, in the steady state: see join_pipeline().
+/// With memories below HBM [EP ranks], expert FFNs wait for the weights they miss. Without any, all
+/// experts are in HBM. A shared expert that is a slot runs with the routed ones, on the EP ranks of
+/// shared_tokens.
+/// Step = sum over layers + embedding, LM head, sampling, host overhead.
+/// Overlap hides communication behind computation; parts and total then hold what is exposed. With
+/// AFD a step is several micro-batches that alternate between attention's GPUs and those of the
+/// experts: see join_afd(). With pipeline stages a step is one round of the batch in the steady
+/// state, cut into as many micro-batches as there are stages: see join_pipeline().
 class StepModel {
  public:
   explicit StepModel(StepModelSpec, std::vector<RankMemory> memories = {});
@@ -158,7 +158,7 @@ class StepModel {
   StepModelSpec spec_;
   Fabric fabric_;
   Fabric between_sides_;  // for tokens; with one cluster the same
-  // Of one layer on one GPU, by ExpertKernel: grouped_gemm, and what else was measured.
+  // Kernels of one layer on one GPU, by ExpertKernel: grouped_gemm, and what else was measured.
   using Experts = std::array<std::optional<GroupedGemm>, expert_kernels>;
   static Experts experts_of(const StepModelSpec&);
   Experts experts_;

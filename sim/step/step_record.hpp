@@ -23,7 +23,7 @@ struct HeldPrompts {
   std::int64_t tokens = 0;
 };
 
-/// What a step held and did to the KV cache.
+/// Contents of a step, and what it did to the KV cache.
 struct StepSummary {
   StepKind kind = StepKind::decode;  ///< what it held
   StepKind rule = StepKind::decode;  ///< the rule it ran under; mixed = a policy of its own
@@ -47,7 +47,7 @@ struct StepSummary {
   std::int32_t cut_ranks = 0;
   /// KV blocks held over all ranks while the step runs.
   std::int64_t kv_blocks_used = 0;
-  /// Where the step's rows came from, by phase.
+  /// Sources of the step's rows, by phase.
   std::array<RoutingCoverage, 2> coverage{};
 };
 
@@ -82,7 +82,7 @@ struct TokenGap {
   std::uint32_t tokens;
 };
 
-/// One step of an EP group when it has ended: all that measurement and observers see of it. What it
+/// A step of an EP group when it has ended: all that measurement and observers see of it. What it
 /// refers to is valid until the group's next step begins.
 struct StepRecord {
   int instance = 0;
@@ -93,7 +93,7 @@ struct StepRecord {
   /// Tokens that the step emitted.
   std::int64_t tokens = 0;
   std::span<const Milestone> milestones;
-  /// Of all tokens but first ones, in order; equal ones that follow each other are one.
+  /// Gaps of all tokens but first ones, in order; equal ones that follow each other are one.
   std::span<const TokenGap> gaps;
   /// KV blocks held over all ranks when what left with the step has freed its own.
   std::int64_t kv_blocks_held = 0;
