@@ -9,12 +9,12 @@
 
 namespace moesim {
 
-/// What a deployment is asked for, as far as corrections look at it.
+/// Load that a deployment is asked for, as far as corrections look at it.
 struct ServingLoad {
   double concurrency = 0, prompt = 0, output = 0;  ///< requests in flight; tokens
 };
 
-/// What measured runs of a deployment say of predictions: measured = predicted x factor x
+/// Corrections of predictions by measured runs of a deployment: measured = predicted x factor x
 /// (concurrency / center's)^slope x ..., with slopes of 0 for fewer than three runs.
 struct AnchorFit {
   double factor = 1;
@@ -23,7 +23,7 @@ struct AnchorFit {
   int runs = 0;
   double leave_one_out = 0;  ///< median |predicted / measured - 1| of runs left out of the fit
   double at(const ServingLoad&) const;
-  /// Whether the factor depends on the requests in flight.
+  /// True if the factor depends on the requests in flight.
   bool by_concurrency() const { return slope.concurrency != 0; }
 };
 

@@ -51,7 +51,7 @@ void check_counts(const PhaseSpec& phase, const TokenRouter& router, bool exchan
       phase.routing.name()));
 }
 
-// What a step brings is priced where the experts stand in the HBM of attention's GPUs.
+// Copies of a step are priced where the experts are in the HBM of attention's GPUs.
 void check_copies(const Deployment& e, const PhaseSpec& phase, const TokenRouter& router) {
   if (router.step_slots() == 0 || (!e.expert_memory && !e.parallel.afd())) return;
   phase.routing.node().fail(fmt::format(

@@ -29,25 +29,25 @@ struct Deployment : PoolSpec {
   KvLayout kv_layout{};
   MemoryBudget memory{};                     ///< of a GPU that holds the KV cache
   std::optional<MemoryBudget> ffn_memory{};  ///< of a GPU of the experts, with AFD
-  /// Where decode steps cut experts otherwise: plan, placement and rules of these steps.
+  /// Plan, placement and rules of decode steps, where these cut experts otherwise.
   std::shared_ptr<const Deployment> in_decode{};
 
-  /// By whose plan, placement and rules steps under a rule run.
+  /// Returns the deployment whose plan, placement and rules steps under a rule have.
   const Deployment& of_steps(StepKind rule) const {
     return in_decode && rule == StepKind::decode ? *in_decode : *this;
   }
 };
 
-/// What follows from a spec: where experts stand, which rules steps have over that placement, and
-/// what memory is left for the KV cache. No config is read after it. Throws ConfigError where a
-/// policy refuses its options, and DoesNotFit.
+/// Returns what follows from a spec: placement of experts, rules of steps over that placement, and
+/// memory left for the KV cache. No config is read after it. Throws ConfigError where a policy
+/// refuses its options, and DoesNotFit.
 Deployment deploy(const PoolSpec&, const Traces&);
 
 /// Sequences of so many tokens that a rank runs at most: by its scheduler's limit and its KV
 /// cache; at least 1.
 int most_sequences(const Deployment&, int tokens);
 
-/// Whether KV caches keep what agents of sessions had, for the time until these are back.
+/// True if KV caches keep what agents of sessions had, for the time until these are back.
 bool remembers_agents(const EngineSettings&);
 
 /// Rows for steps that belong to no run, drawn by the deployment's seed.

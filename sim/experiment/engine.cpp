@@ -32,7 +32,7 @@ constexpr std::array<std::string_view, 3> fusions{"norm", "rope", "quantise"};
 constexpr std::array<std::string_view, 4> recipes{"none", "inferencex", "srt_slurm",
                                                   "trtllm_bench"};
 
-// What rules and conditions of a preset look at. Numbers that the experiment does not give are 0.
+// Facts that rules and conditions of a preset look at. Numbers that are not given are 0.
 struct Situation {
   Engine engine;
   std::string gpu, model, experts;
@@ -220,7 +220,7 @@ Json settings_of(const ConfigNode& preset, const Situation& now) {
   });
 }
 
-// What `config` leaves out.
+// Fills in keys that `config` leaves out.
 void fill(Json& config, const Json& preset) {
   for (const auto& [key, value] : preset.items()) {
     if (!config.contains(key)) {

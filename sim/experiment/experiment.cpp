@@ -12,8 +12,8 @@ namespace moesim {
 
 namespace {
 
-// What KV caches cross from pool to pool. Their way has as many links as a rank of decode, from one
-// domain to the next, whatever GPUs send: twice the GPUs always have room for it.
+// Links that KV caches cross from pool to pool, as many as a rank of decode has, from one domain to
+// the next, whatever GPUs send. Twice the GPUs always have room for it.
 ClusterSpec between(const PoolSpec& prefill, const PoolSpec& decode) {
   ClusterSpec cluster =
       one_cluster(prefill, decode) ? decode.cluster : joined(prefill.cluster, decode.cluster);

@@ -21,7 +21,7 @@ struct Experiment {
   std::optional<PoolRolesSpec> roles{};  ///< none: each group stays in its pool
   Json config{};                         ///< resolved: every key, defaults included
 
-  /// Whether prefill and decode have pools of their own.
+  /// True if prefill and decode have pools of their own.
   bool apart() const { return pools.size() > 1; }
   /// The pool that decodes: the only one, or the last.
   const Deployment& decode() const { return pools.back(); }
@@ -34,8 +34,8 @@ Experiment deploy(const ExperimentSpec&, const Traces&);
 /// runs.
 Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {});
 
-/// What stands behind each EP group, by the group's number: all of the prefill pool come first. A
-/// group that may change pools has a number in both.
+/// Deployments of EP groups, by the group's number: all of the prefill pool come first. A group
+/// that may change pools has a number in both.
 std::vector<const Deployment*> groups_of(const Experiment&);
 /// GPUs of all groups.
 int gpus_of(const Experiment&);

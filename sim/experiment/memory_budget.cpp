@@ -72,8 +72,8 @@ double step_slots(const Deployment& e) {
   return most;
 }
 
-// What an MTP module of a model adds beside routed experts: a layer like the last one, and the
-// projection of two hidden states to one.
+// Bytes that an MTP module adds to a model, without routed experts: a layer like the last one, and
+// the projection of two hidden states to one.
 Bytes module_bytes(const ServedModel& e, const MoeModel& model) {
   MoeModel larger = model;
   larger.layers.push_back(larger.layers.back());
@@ -83,8 +83,8 @@ Bytes module_bytes(const ServedModel& e, const MoeModel& model) {
          Bytes(projection * bytes_per_weight(e.precision.attention, e.precision.attention_shares));
 }
 
-// What decode steps take that cut experts otherwise: a second set of weights, or room for the next
-// layer while weights move.
+// Adds memory of decode steps that cut experts otherwise: a second set of weights, or room for the
+// next layer while weights move.
 void add_decode_cut(const Deployment& e, double layers, MemoryBudget& memory) {
   const Deployment& cut = *e.in_decode;
   const double slots = slots_of_fullest_gpu(cut.placement);
@@ -98,9 +98,9 @@ void add_decode_cut(const Deployment& e, double layers, MemoryBudget& memory) {
     memory.buffers += layer;
 }
 
-// As [vLLM] profiles its memory: kv = hbm * utilisation - weights - expert slots - buffers. The
-// buffers: activations of the group's tokens on their way out and back (the most that can reach one
-// GPU, or for which low-latency kernels keep room), the rank's own working activations, and the
+// Memory as [vLLM] profiles it: kv = hbm * utilisation - weights - expert slots - buffers. Buffers
+// hold activations of the group's tokens on their way: the most that can reach one GPU, or for
+// which low-latency kernels keep room. They also hold the rank's own working activations, and
 // logits of its sampled tokens in fp32. With AFD each role has its part of this.
 MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
   MemoryBudget memory;

@@ -15,7 +15,7 @@ struct ServedModel;
 /// Which GPUs of a group: all alike, or with AFD those of attention or of the experts.
 enum class GpuRole { both, attention, ffn };
 
-/// What one GPU's memory is spent on.
+/// Uses of one GPU's memory.
 struct MemoryBudget {
   Bytes capacity;              ///< of the GPU
   Bytes usable;                ///< capacity * gpu_memory_utilization
@@ -36,8 +36,8 @@ MemoryBudget memory_budget(const Deployment&);
 /// holds no blocks. Throws DoesNotFit if weights and buffers take more than there is.
 MemoryBudget ffn_memory_budget(const Deployment&);
 
-/// KV blocks that each rank gives up while so many of its EP ranks are live: for the slots that all
-/// experts need there and the budget has no room for. 0 where its slots are enough, or none is
+/// KV blocks that each rank gives up while so many of its EP ranks are live. They make room for the
+/// slots that all experts need there beyond the budget. 0 where its slots are enough, or no rank is
 /// live.
 std::int64_t kv_blocks_for_experts(const Deployment&, std::ptrdiff_t live);
 /// Throws DoesNotFit if an outage takes all of a KV cache.

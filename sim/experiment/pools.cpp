@@ -148,7 +148,7 @@ KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tok
   // as its decode GPUs hold it.
   const double in_all = to_one_stage / layers_held(decode) * layers_held(prefill);
   sent = std::max(sent, in_all / prefill.parallel.tp);
-  // Where GPUs hold unequal shares, the wider share passes over one link.
+  // If GPUs hold unequal shares, the wider share passes over one link.
   const double per_link = std::max(sent, held(decode));
   const double layer = std::max(sent / layers_held(prefill), held(decode) / layers_held(decode));
   const int links = decode.parallel.tp;
@@ -244,7 +244,7 @@ void check_decode_offload(const ConfigNode& node, const PoolSpec& prefill, const
          "blocks of both pools must be equal; give both the same \"tp\" and \"block_size\"");
 }
 
-// Whether a GPU of either pool holds the same weights.
+// True if a GPU of either pool holds the same weights.
 bool same_weights(const PoolSpec& a, const PoolSpec& b) {
   const PrecisionPlan &p = a.precision, &q = b.precision;
   ParallelPlan stripes = a.parallel;
@@ -327,8 +327,8 @@ ExperimentSpec read_pools(const ConfigNode& node, const Policies& policies) {
   });
 }
 
-// What is of both pools stands beside them, everything else in each. What both had in common is
-// then in each too, and has no effect beside them.
+// Keys of both pools are next to these, all others in each. What both had in common is then in each
+// too, and has no effect next to them.
 Json resolved_pools(const ExperimentSpec& spec) {
   const auto resolved = [](const PoolSpec& pool) {
     return pool.node.resolved().at(Json::json_pointer(pool.node.pointer()));

@@ -5,7 +5,7 @@
 
 namespace moesim {
 
-/// What parts of an experiment have in common.
+/// Keys that parts of an experiment have in common.
 struct CommonKeys {
   std::span<const std::string_view> keys;       ///< that no part may have
   std::span<const std::string_view> taken_out;  ///< of a part's experiment: first what holds parts
@@ -19,20 +19,20 @@ ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonK
 std::string layout_text(const ParallelPlan&, int instances);
 /// GPUs of all groups of a pool.
 int gpus_of(const ServedModel&);
-/// Those of its "cluster": all but experts' GPUs in a cluster of their own.
+/// Number of GPUs of its "cluster": all but experts' GPUs in a cluster of their own.
 int gpus_in_cluster(const ServedModel&);
 /// GPUs of a pool that are of one kind.
 struct GpusOfKind {
   const GpuSpec& gpu;
   int gpus;
 };
-/// Those of its "cluster" first. Refers to the pool.
+/// GPUs by kind, those of its "cluster" first. Refers to the pool.
 std::vector<GpusOfKind> kinds_of_gpus(const ServedModel&);
-/// Whether two pools say the same "cluster", whose GPUs they then share: by a name or a path of one
+/// True if two pools say the same "cluster", whose GPUs they then share: by a name or a path of one
 /// file, or in equal words.
 bool one_cluster(const PoolSpec&, const PoolSpec&);
 
-/// What the KV cache of a prompt takes to cross over.
+/// Cost of moving the KV cache of a prompt to the other pool.
 struct KvTransferCost {
   Bytes bytes{};         ///< that GPUs of the decode rank receive, over all links
   Seconds all{};         ///< on links without other traffic
@@ -49,13 +49,13 @@ bool both_pools_have(const Json& config, const std::string& key);
 /// Throws ConfigError where a key stands beside pools that both have their own.
 void refuse_keys_beside_pools(const ConfigNode& experiment);
 
-/// Prefill and decode on GPUs of their own: {"prefill": {..}, "decode": {..}} under "pools", and
-/// "kv_transfer": {"level": "nvlink" | "network", "overlap": true}. A request is prefilled, up to
-/// its first token, in one pool; its KV cache crosses a link; it is decoded in the other. Each pool
-/// has its own router, plan, placement and policies: its config is the whole one with the keys of
-/// the pool in the place of its own. "level" is NVLink if one domain holds all GPUs. What must be
-/// one for both pools (workload, model, seed, ...) is refused in them. A pool may have a "cluster"
-/// of its own: KV caches then cross the network, at the rate of the slower NIC. Throws ConfigError.
+/// Reads prefill and decode on GPUs of their own: {"prefill": {..}, "decode": {..}} under "pools",
+/// and "kv_transfer": {"level": "nvlink" | "network", "overlap": true}. A request is prefilled, up
+/// to its first token, in one pool; its KV cache crosses a link; it is decoded in the other. A
+/// pool's config is the whole one with the keys of the pool in the place of its own. "level" is
+/// NVLink if one domain holds all GPUs. Keys that must be equal in both (workload, model, seed, ..)
+/// are refused. A pool may have a "cluster" of its own: KV caches then cross the network, at the
+/// rate of the slower NIC. Throws ConfigError.
 ExperimentSpec read_pools(const ConfigNode&, const Policies&);
 std::span<const Key> pools_keys();
 std::span<const Key> kv_transfer_keys();

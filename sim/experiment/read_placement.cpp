@@ -80,8 +80,8 @@ PlacementProblem problem_of(const PoolSpec& spec) {
   return problem;
 }
 
-// All that a placer goes by beside what was seen of the traces: which it is, its options, the
-// slots.
+// Text of all that a placer goes by apart from what was seen of the traces: its name, its options,
+// the slots.
 std::string key_of(const ConfigReader& reader, const ChosenPolicies& spec) {
   const Registry<Placer>& placers = spec.policies->placement;
   const Json& json = reader.node().json();

@@ -237,7 +237,7 @@ double chance_for(double length, int drafts) {
   return (low + high) / 2;
 }
 
-// Of each draft, if those before it are accepted.
+// Chance of each draft to be accepted, if those before it are.
 std::vector<double> read_acceptance(ConfigReader& reader, std::size_t drafts) {
   const bool length = reader.has("acceptance_length"), rates = reader.has("acceptance_rates");
   if (length + rates + reader.has("acceptance_rate") != 1) {

@@ -24,7 +24,7 @@ RouterContext router_context(const Deployment& e) {
   const Bytes copies(2.0 * 2 * e.model.expert_input() * e.model.experts_per_token *
                      e.model.moe_layers());
   context.remote_token_s = (copies / gpu.scale_up_bandwidth).count();
-  // One expert's weights are read by one rank of the group: the mean rank reads its share.
+  // A rank of the group reads one expert's weights: the mean rank reads its share.
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
   const GpuSpec& holder = e.expert_cluster().gpu;
   const double bandwidth_share =

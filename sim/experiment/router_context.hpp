@@ -5,8 +5,8 @@
 
 namespace moesim {
 
-/// What a request router is built with in this deployment: the size of the world, and about how
-/// long a prompt token, a token sent away, an expert's weights and a cached token take.
+/// Returns what a request router is built with. It has the size of the world, and the rough times
+/// of a prompt token, a token sent away, an expert's weights and a cached token.
 RouterContext router_context(const Deployment&);
 
 }  // namespace moesim

@@ -38,7 +38,7 @@ std::vector<ConfigNode> deployments_of(const ConfigNode& node) {
   return list.list();
 }
 
-// Where GPUs begin that lie in NVLink domains as they would from the first GPU on.
+// Returns the first GPU from which GPUs lie in NVLink domains as they would from GPU 0 on.
 int begin_of(int next_free, int gpus, int domain) {
   const int taken = next_free % domain;
   return taken == 0 || taken + gpus <= domain ? next_free : next_free + domain - taken;

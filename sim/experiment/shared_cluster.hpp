@@ -11,7 +11,7 @@
 
 namespace moesim {
 
-/// One of the models that share a cluster.
+/// A model that shares a cluster with others.
 struct Tenant {
   std::string name;
   ConfigNode experiment;  ///< its own, as if it had the cluster for itself
@@ -21,8 +21,8 @@ struct Tenant {
 
 /// Several models on one cluster, each on GPUs of its own: an experiment with "deployments", a
 /// list. A deployment is the whole experiment with its own keys in the place of the common ones, as
-/// a pool is. Deployments take GPUs in the order of the list. One that would be cut by the end of
-/// an NVLink domain begins at the next domain, so that its groups lie in domains as they would
+/// a pool is. Deployments take GPUs in the order of the list. A deployment that the end of an
+/// NVLink domain would cut begins at the next domain. So its groups lie in domains as they would
 /// alone.
 struct SharedCluster {
   ConfigNode node;  ///< as it was written
@@ -33,7 +33,7 @@ struct SharedCluster {
   std::vector<Tenant> tenants{};
 };
 
-/// Whether a config has "deployments".
+/// True if a config has "deployments".
 bool is_shared(const ConfigNode&);
 /// Reads and checks all deployments, traces apart. Throws ConfigError.
 SharedCluster read_shared_cluster(const ConfigNode&, const Policies& = {});

@@ -183,7 +183,7 @@ std::span<const Key> experiment_keys() {
   return keys;
 }
 
-// What one EP group has stands before what all share, of which the cluster is first.
+// Keys of one EP group come before those that all share, of which the cluster is first.
 std::span<const Key> group_keys() {
   const auto keys = experiment_keys();
   const auto shared = std::ranges::find(keys, "cluster", &Key::name);
@@ -206,7 +206,7 @@ PolicyRows Policies::rows() const {
 
 namespace {
 
-// What the experiment says, or what the model's files do.
+// Precision that the experiment says, or the model's files.
 PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, const MoeModel& read,
                              std::vector<std::string>& remarks) {
   const std::optional<StoredPrecision> stored = read_stored_precision(model, read);
@@ -232,7 +232,7 @@ PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, cons
   return plan;
 }
 
-// What a model's file says that nothing here knows.
+// Remark on keys of a model's file that nothing here knows.
 std::string unknown_keys_remark(const std::vector<std::string>& keys) {
   return fmt::format(
       "\"model\": config.json has keys that are not known here: {}. If a layer or a size hangs on "
@@ -358,7 +358,7 @@ ConfigNode read_gating(ConfigReader& workload, const MoeModel& model) {
   return workload.child_or("gating", none);
 }
 
-// What an engine takes: a request longer than the positions that the model was trained on only
+// Reads the limit of engines. A request is longer than the positions of the model's training only
 // where the engine was told so, with a scaling of the rotary embedding.
 void read_max_model_len(ConfigReader& reader, PoolSpec& spec) {
   const int own = spec.model.max_positions;
@@ -381,8 +381,8 @@ void read_max_model_len(ConfigReader& reader, PoolSpec& spec) {
       spec.max_model_len, longest));
 }
 
-// A policy that a program adds decides in no time until the config says how long it takes, and so
-// does one whose measured charge the config leaves out.
+// Remarks on policies that decide in no time. The config charges nothing for one that a program
+// adds, or leaves out a measured charge.
 void remark_on_charges(PoolSpec& spec) {
   if (spec.charges.source.empty()) return;  // "none"
   for (const PhaseSpec& phase : spec.phases) {
@@ -438,7 +438,7 @@ void read_policies(ConfigReader& reader, PoolSpec& spec) {
                                 spec.parallel, spec.placement_problem, spec.instances);
 }
 
-// What needs the routing of the step's own tokens.
+// Refuses what needs the routing of the step's own tokens.
 void check_sampled(const ConfigNode& node, const PoolSpec& e) {
   const auto refuse = [&](bool present, std::string_view what) {
     if (present) node.fail(fmt::format("\"sampled\" is not modelled with {}; use \"exact\"", what));
@@ -450,7 +450,7 @@ void check_sampled(const ConfigNode& node, const PoolSpec& e) {
   refuse(e.rebalancing.name() != "none", "rebalancing");
 }
 
-// What a pipeline is not modelled with.
+// Refuses what a pipeline is not modelled with.
 void check_pipeline(const ConfigNode& node, const PoolSpec& e) {
   const ParallelPlan& plan = e.parallel;
   if (plan.pp == 1) return;
@@ -471,8 +471,8 @@ void check_pipeline(const ConfigNode& node, const PoolSpec& e) {
   refuse(e.rebalancing.name() != "none", "rebalancing", R"("none")");
 }
 
-// What attention and experts apart are not modelled with. Attention's GPUs send tokens, and the
-// experts' GPUs do not learn of others.
+// Refuses what attention and experts apart are not modelled with. Attention's GPUs send tokens, and
+// the experts' GPUs do not learn of others.
 void check_afd(ConfigReader& reader, const PoolSpec& e) {
   if (!e.parallel.afd()) return;
   const auto refuse = [&](bool present, const char* key, std::string_view what,
@@ -547,7 +547,7 @@ void check_domain(ConfigReader& reader, const PoolSpec& e) {
   }
 }
 
-// One kernel computes whole layers of experts that stand in HBM, and was measured on few GPUs.
+// The kernel computes whole layers of experts that are in HBM, and was measured on few GPUs.
 void check_mega_moe(ConfigReader& reader, const PoolSpec& e) {
   if (!fuses_experts(e)) return;
   const ConfigNode node = reader.child("dispatch");
@@ -600,7 +600,7 @@ void read_host_link(ConfigReader& reader, PoolSpec& spec) {
   }
 }
 
-// What is active must be known before a token drops an expert.
+// Active experts must be known before a token drops an expert.
 void read_keep(ConfigReader& reader, PoolSpec& spec) {
   const ConfigNode node = reader.child("expert_reselection");
   spec.keep_experts = read_reselection(node, spec.model.experts_per_token);
@@ -661,8 +661,8 @@ void read_decode_cut(ConfigReader& reader, PoolSpec& spec) {
   spec.decode_cut = std::make_shared<const PoolSpec>(std::move(cut));
 }
 
-// A token that leaves its GPU carries activations there and back in bf16, on the slowest link that
-// the group uses; what one such token adds to all links is the time of one link over their
+// A token that leaves its GPU carries activations there and back in bf16, on the slowest link
+// that the group uses. One such token adds to all links the time of one link over their
 // number.
 double token_seconds(const PoolSpec& e) {
   const bool by_choice =

@@ -26,7 +26,7 @@
 
 namespace moesim {
 
-/// What a step does that holds prefill and decode tokens.
+/// Rule of a step that holds prefill and decode tokens.
 struct MixedRule {
   enum class Kind { prefill, decode, decode_if_few, own } kind = Kind::prefill;
   std::int64_t prefill_tokens_at_most = 0;  ///< decode_if_few
@@ -48,8 +48,8 @@ struct PlacementSpec {
   bool from_trace = true;                ///< fitted on the traces; else before anything was seen
   std::vector<std::string> workloads{};  ///< tags of the requests that it is fitted on; none: all
   bool by_gain = false;                  ///< more copies in layers where these gain more
-  /// All that it goes by beside the traces, as text; empty where it does not go by them: then there
-  /// is nothing to keep.
+  /// Text of all that the placement goes by apart from the traces. Empty where it ignores traces:
+  /// then there is nothing to keep.
   std::string key{};
 };
 
@@ -67,18 +67,18 @@ struct KvCacheSpec {
   std::int64_t min_load_tokens = 0;  ///< a shorter hit of a tier is computed
   TierFetch fetch = TierFetch::all;
   bool offload_output = true;  ///< tiers are given replies, too
-  /// Whether HBM may hold what an agent had until it is back.
+  /// True if HBM may hold what an agent had until it is back.
   bool retains() const { return retention && retention->holds(); }
 };
 
-/// What a config calls the policies that do not know their names.
+/// Names of the policies in a config, as policies do not know their names.
 struct PolicyNames {
   std::string scheduling{}, placement{}, capacity{}, expert_memory{};
   std::string prefill_dispatch{}, decode_dispatch{};
 };
 
-/// Speculative decoding: every sequence that decodes has `tokens` drafts verified with its last
-/// token, and emits those up to the first that is rejected and one more.
+/// Speculative decoding. Every sequence that decodes has `tokens` drafts verified with its last
+/// token. It emits those up to the first that is rejected and one more.
 struct SpeculationPlan {
   std::int32_t tokens = 0;           ///< 0: none
   std::vector<double> acceptance{};  ///< of each draft when all before it were accepted
@@ -99,8 +99,8 @@ struct ApiServer {
   /// Decode steps after which an engine looks for new requests. It also does so when it has nothing
   /// to do and, if prompts have steps of their own, after such a step.
   std::int32_t receive_interval = 1;
-  /// Steps from then on until the scheduler takes a request: the API server shares a process with
-  /// what is streamed of every step, and steps are scheduled ahead.
+  /// Steps from then on until the scheduler takes a request. The API server shares a process with
+  /// the stream of every step, and steps are scheduled ahead.
   std::int32_t admission_steps = 0;
 };
 
@@ -132,7 +132,7 @@ struct ServedModel {
   int instances = 1;          ///< EP groups alike behind one router, each with its own clock
   int may_join = 0;           ///< EP groups of the other pool that may take this one's role
   bool prefill_only = false;  ///< a request leaves after its first token, with its KV cache
-  /// Where the experts are.
+  /// Cluster that holds the experts.
   const ClusterSpec& expert_cluster() const { return ffn_cluster ? *ffn_cluster : cluster; }
   /// Does the same with each cluster.
   template <class Do>
@@ -140,7 +140,7 @@ struct ServedModel {
     with(cluster);
     if (ffn_cluster) with(*ffn_cluster);
   }
-  /// What tokens cross on their way to the experts.
+  /// Cluster that tokens cross on their way to the experts.
   ClusterSpec token_cluster() const {
     return ffn_cluster ? joined(*ffn_cluster, cluster) : cluster;
   }
@@ -162,18 +162,18 @@ struct OfferedLoad {
   BindingOrder binding{};
   std::uint64_t seed = 1;
 
-  /// What a request of that class is owed.
+  /// Objectives of a request of that class.
   const Slo& slo_of(std::uint8_t of_class) const {
     return classes.empty() ? slo : classes[of_class].slo;
   }
-  /// What every request is owed at least: of each objective the longest of all classes, none where
-  /// a class has none.
+  /// Objectives of every request at least: of each the longest of all classes, unset where a class
+  /// has none.
   Slo loosest_slo() const;
-  /// Whether any request has that objective.
+  /// True if any request has that objective.
   bool has_objective(std::optional<Seconds> Slo::*objective) const;
 };
 
-/// What decides.
+/// Policies that decide.
 struct ChosenPolicies {
   std::shared_ptr<const Policies> policies{};  ///< what was chosen from
   PolicyNames names{};
@@ -211,7 +211,7 @@ struct EngineSettings {
   bool sampled = false;  ///< MoE layers are drawn from steps alike: see StepSampler
 };
 
-/// What is measured of a run, and by which measured runs it is corrected.
+/// Measurements of a run, and the measured runs that correct it.
 struct MeasurementSpec {
   bool spot_checks = true;         ///< of a sampled run: steps are priced exactly beside it
   bool few_samples = false;        ///< of a sampled run that only chooses what is looked at next
@@ -229,14 +229,14 @@ struct MeasurementSpec {
   std::int64_t slowest_sessions = 0;  ///< whose turns the report has; 0: no turns
 };
 
-/// What a config says of the EP groups of one pool, read and checked. What stands behind the names
-/// in it (cluster, model, anchor, placement files) is here too. All are values, and policies that
-/// hold no state. No trace has been opened, and nothing here depends on one: a changed copy is as
-/// good as one that was read. A part of the program that needs one group of values asks for that
+/// Statements of a config about the EP groups of one pool, read and checked. What the names in it
+/// (cluster, model, anchor, placement files) refer to is here too. All are values, and policies
+/// that hold no state. No trace has been opened, and nothing here depends on one: a changed copy is
+/// as good as one that was read. A part of the program that needs one group of values asks for that
 /// group. deploy() says what follows.
 struct PoolSpec : ServedModel, OfferedLoad, ChosenPolicies, EngineSettings, MeasurementSpec {
-  /// As it was read, an engine's preset filled in: where errors about it stand, and, once it has
-  /// been deployed, the resolved config.
+  /// Node as it was read, an engine's preset filled in. Errors name places in it. Once it has been
+  /// deployed, it is the resolved config.
   ConfigNode node;
   /// How it was read where that may surprise, a line each: for a user to see, not to fail on.
   std::vector<std::string> remarks{};
@@ -259,7 +259,7 @@ struct PoolRolesSpec {
   PoolRolesFactory policy;  ///< one for every run
 };
 
-/// What a config says.
+/// Statements of a whole config.
 struct ExperimentSpec {
   ConfigNode node;                       ///< as it was written
   std::vector<PoolSpec> pools;           ///< one; or that which prefills and that which decodes
@@ -275,22 +275,22 @@ PoolSpec read_pool(const ConfigNode&, const Policies&);
 /// Every key with its default, once all policies have been made (deploy() does).
 Json resolved_config(const ExperimentSpec&);
 
-/// The keys of an experiment; it begins with the keys of each EP group, which may stand in
-/// "pools" instead. pooled_group_keys() are these and the cluster.
+/// Keys of an experiment. They begin with the keys of each EP group, which may be in "pools"
+/// instead. pooled_group_keys() are these and the cluster.
 std::span<const Key> experiment_keys();
 std::span<const Key> group_keys();
 std::span<const Key> pooled_group_keys();
 
-/// What one slot's weights and one token's arithmetic take on a GPU, in seconds, at the rates that
+/// Times of one slot's weights and one token's arithmetic on a GPU, in seconds, at the rates that
 /// its grouped GEMM reaches: 2 flops for each of an expert's parameters, no padding.
 RooflineTime expert_time(const ServedModel&);
-/// Whether some of its steps run experts and their exchange in one kernel.
+/// True if some of its steps run experts and their exchange in one kernel.
 bool fuses_experts(const ChosenPolicies&);
 /// How its KV cache is laid out, the layer of an MTP module included.
 KvLayout kv_layout_of(const PoolSpec&);
 /// How its weights move.
 Mover mover_of(const PoolSpec&);
-/// What rebalancers know. The mover outlives it.
+/// Context of rebalancers. The mover must outlive it.
 RebalancingContext rebalancing_context(const PoolSpec&, const Mover&);
 
 }  // namespace moesim

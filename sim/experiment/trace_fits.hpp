@@ -30,8 +30,8 @@ class Memo {
   std::map<std::string, std::shared_ptr<Entry>> entries_;
 };
 
-/// What was learned from one pair of traces: the points of a sweep ask for the same statistics and
-/// placements. Thread-safe.
+/// Fits of one pair of traces: the points of a sweep ask for the same statistics and placements.
+/// Thread-safe.
 class TraceFits {
  public:
   /// observe() of these traces, which must be the same in every call.

@@ -9,8 +9,8 @@ namespace moesim {
 
 namespace {
 
-// What stands for the trace of a dense model, none of whose layers looks at it: one request of a
-// prompt and an output token.
+// Trace of a dense model, none of whose layers looks at it: one request of a prompt and an output
+// token.
 RoutingTrace no_routing(const MoeModel& model) {
   TraceMeta meta;
   meta.model = model.name;

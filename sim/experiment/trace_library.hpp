@@ -15,12 +15,12 @@
 
 namespace moesim {
 
-/// What the tokens of a load choose.
+/// Choices of the tokens of a load.
 struct Traces {
   RoutingTrace decode;                  ///< of both phases, unless prefill has its own
   std::optional<RoutingTrace> prefill;  ///< if prefill has its own
   std::string remark{};                 ///< Gating::remark()
-  /// What was fitted on these traces already. Other traces need another.
+  /// Fits that were made on these traces already. Other traces need another object.
   std::shared_ptr<TraceFits> fits = std::make_shared<TraceFits>();
 };
 
@@ -28,7 +28,7 @@ struct Traces {
 /// generates each one once. Thread-safe.
 class TraceLibrary {
  public:
-  /// Of generated traces the outlines, where no copies are given by what was seen (`by_gain`).
+  /// Contents of generated traces; outlines do where no copies go by loads (`by_gain`).
   enum class Holds { traces, outlines };
   explicit TraceLibrary(Holds holds = Holds::traces) : holds_(holds) {}
 

@@ -91,7 +91,7 @@ class EventQueue {
  public:
   Time now() const { return now_; }
   bool empty() const { return heap_.empty(); }
-  /// Whether the next event is at now(), too.
+  /// True if the next event is at now(), too.
   bool more_now() const { return !heap_.empty() && heap_.front().at == now_; }
 
   /// Throws std::logic_error if `at` is before now().

@@ -14,17 +14,17 @@
 
 namespace moesim {
 
-/// Where the experts of one EP group stand as it serves: rebalancing and outages move them.
+/// Places of the experts of one EP group as it serves: rebalancing and outages move them.
 class ExpertLayout {
  public:
   /// The deployment outlives it.
   explicit ExpertLayout(const Deployment&);
 
-  /// Where experts stand now.
+  /// Placement of the experts now.
   const ExpertPlacement& placement() const { return moved_ ? *moved_ : deployment_.placement; }
   /// The rules of steps over the placement that stands now.
   const PhaseRules& rules() const { return rules_; }
-  /// What was moved in the run so far.
+  /// Moves in the run so far.
   const RebalancingLog& rebalancing() const { return relocation_.log(); }
   /// Blocks of each rank's KV cache that experts take while some ranks are down.
   std::int64_t kv_blocks() const;
@@ -54,7 +54,7 @@ class ExpertLayout {
   MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
 
   const Deployment& deployment_;
-  // Where they stand since something has moved them: a fleet has many groups in which nothing does.
+  // Placement since something has moved experts: a fleet has many groups in which nothing does.
   std::optional<ExpertPlacement> moved_;
   PhaseRules rules_;
   Mover mover_;

@@ -13,9 +13,9 @@
 
 namespace moesim {
 
-/// Where requests wait until a router has given them a rank: shows the router what it needs, and
-/// carries out what it decides. Of several EP groups the router sees all ranks, those of the first
-/// group first: its rank number is instance * dp + rank.
+/// Front end at which requests wait until a router has given them a rank. Shows the router what it
+/// needs, and carries out what it decides. Of several EP groups the router sees all ranks, those of
+/// the first group first: its rank number is instance * dp + rank.
 class Frontend {
  public:
   /// Routers have state: each run makes its own. The instances outlive this.
@@ -73,8 +73,8 @@ class Frontend {
   std::int64_t publication_ = 0;
   std::vector<RankLoad> published_;
 
-  // What the router is shown: ranks are looked at again when something has changed on their group,
-  // the rest is rebuilt for each call.
+  // View of the router: ranks are looked at again when something has changed on their group, the
+  // rest is rebuilt for each call.
   struct Seen {
     std::int64_t changes = -1;
     std::ptrdiff_t ranks = 0;  // that were up

@@ -59,8 +59,8 @@ std::int64_t Instance::used_blocks() const {
   return used;
 }
 
-// The last output token is never fed back, so it needs no room, but drafts behind it do: that it is
-// the last one is not known before.
+// The last output token is never fed back, so it needs no room. Drafts behind it do, as it is not
+// known to be the last one before.
 std::int64_t Instance::tokens_at_end(const RequestRecord& request) const {
   const std::int32_t outputs = deployment_.prefill_only ? 1 : request.output_tokens;
   const std::int32_t drafts = deployment_.prefill_only ? 0 : deployment_.speculation.tokens;
@@ -84,8 +84,8 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   request.rank = static_cast<std::int32_t>(index);
   check(can_ever_hold(request), "a request was sent to a rank that can never hold it");
   Rank& rank = ranks_[index];
-  // Where tokens arrive computed (a prompt, or a prompt and the first output token), the last one
-  // is left, and its step emits the next. What was generated before a failure is lost with the KV
+  // If tokens arrive computed (a prompt, or a prompt and the first output token), the last one is
+  // left, and its step emits the next. What was generated before a failure is lost with the KV
   // cache.
   const bool computed = request.generated == 0 ? deployment_.scheduler->prompts_arrive_computed()
                                                : request.kv_arrived;
@@ -228,7 +228,7 @@ RankLoad Instance::load(std::size_t r, bool requests) {
 
 RankRequest Instance::show_request(const Sequence& sequence, std::int32_t generated) const {
   const RequestRecord& request = requests_[sequence.request];
-  // What the router found cached for a waiting request counts as computed.
+  // Tokens that the router found cached for a waiting request count as computed.
   const auto expected =
       static_cast<std::int32_t>(std::lround(request.routing.hit_share * request.prompt_tokens));
   const std::int32_t computed = std::max(sequence.computed, expected);
@@ -257,7 +257,7 @@ void Instance::order_waiting(Rank& rank) const {
       [&](std::vector<Sequence>& waiting) { deployment_.scheduler->order_waiting(view, waiting); });
 }
 
-// Those that give up their blocks first come last.
+// Sequences that give up their blocks first come last.
 void Instance::order_running(Rank& rank) const {
   const auto longer = [&](std::size_t a, std::size_t b) {
     return deployment_.scheduler->keeps_longer(rank.running[a], rank.running[b]);
@@ -289,7 +289,7 @@ void Instance::plan_rank(Rank& rank, Turn turn) {
                 rank.steady,
                 rank.prompts};
   scheduler.plan(view, turn, rank.plan);
-  // One that runs gives up its own blocks only where loads hold the others.
+  // A running sequence gives up its own blocks only where loads hold the others.
   const auto stuck = [&] {
     return rank.plan.empty() && !rank.plan.parks() &&
            (rank.plan.preempted > 0 || (turn != Turn::decode && rank.running.empty()));
@@ -338,7 +338,7 @@ void Instance::receive() {
   for (Rank& rank : ranks_) rank.queue.pass_step(looks, steps);
 }
 
-// What the plan of a rank does of prompts.
+// Prompts in the plan of a rank.
 RankPrompts Instance::prompts_of(Rank& rank) {
   RankPrompts prompts{.up = !rank.down, .preempts = rank.plan.preempted > 0};
   if (rank.down) return prompts;
@@ -361,7 +361,7 @@ RankPrompts Instance::prompts_of(Rank& rank) {
   return prompts;
 }
 
-// What all plans do of prompts, which prompts_ then says of each.
+// Prompts in all plans, of which prompts_ then has those of each.
 HeldPrompts Instance::planned_prompts() {
   HeldPrompts all;
   prompts_.clear();
@@ -463,7 +463,7 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
     summary_.prefix_of_lower[t] += request.loaded_of_lower[t];
 }
 
-// What apply_plan() does for a sampled step in which every running sequence computes one token: all
+// Replaces apply_plan() for a sampled step in which every running sequence computes one token: all
 // that differs are contexts and blocks.
 void Instance::compute_one_each(Rank& rank, std::int32_t index) {
   RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
@@ -558,14 +558,14 @@ std::span<const std::int32_t> Instance::decode_places() {
   return decode_places_;
 }
 
-// Where a config has no kernels but two terms, the parts of a step keep their shares of it.
+// If a config has no kernels but two terms, the parts of a step keep their shares of it.
 void Instance::take_two_terms() {
   if (!deployment_.two_term) return;
   const auto up = std::ranges::count(ranks_, false, &Rank::down);
   scale_times(cost_, deployment_.two_term->of(batch_, up) / cost_.total);
 }
 
-// What the step costs, routed token by token or drawn from samples.
+// Prices the step, routed token by token or drawn from samples.
 void Instance::price_step(Time now) {
   if (sampler_ != nullptr) {
     sampler_->price(
@@ -801,7 +801,7 @@ void Instance::leave(Rank& rank, std::size_t place, bool finished) {
   }
 }
 
-// As emit() does, for every sequence of a rank of which none starts, finishes or was abandoned.
+// Replaces emit() for every sequence of a rank if none starts, finishes or was abandoned.
 void Instance::emit_one_each(Rank& rank, Time now) {
   const auto sequences = static_cast<std::int32_t>(rank.running.size());
   if (sequences > 0) note_gap(now - rank.progress.front().last_token, sequences);

@@ -23,7 +23,7 @@
 
 namespace moesim {
 
-/// What an instance is connected to.
+/// Links of an instance to the rest of a run.
 struct InstanceLinks {
   int number = 0;  ///< what observers and requests know it by
   /// Stands for the routing of the requests' own tokens, which then take no rows.
@@ -32,11 +32,11 @@ struct InstanceLinks {
   std::vector<TierPort> below{};     ///< the ways of its ranks to a tier, [rank], or none
 };
 
-/// One EP group: its DP ranks step together. Owns queues, KV blocks and the trace rows of its
+/// An EP group: its DP ranks step together. Owns queues, KV blocks and the trace rows of its
 /// requests; reads no clock but what it is given.
 class Instance {
  public:
-  /// All that is given but the links outlives it.
+  /// All arguments but the links must outlive it.
   Instance(const Deployment&, RowSource&, Requests&, InstanceLinks = {});
   int number() const { return number_; }
 
@@ -47,13 +47,13 @@ class Instance {
   /// opens has nothing cached.
   void open(bool takes_requests);
   bool takes_requests() const { return open_; }
-  /// Whether it has nothing to do, and sends nothing.
+  /// True if it has nothing to do, and sends nothing.
   bool idle() const;
   /// Requests that wait on its ranks for a seat.
   std::int64_t waiting() const;
   /// Requests on its ranks, those whose KV caches are leaving included.
   std::int64_t requests() const;
-  /// Whether a rank that holds nothing else has room for it; an outage may have taken some.
+  /// True if a rank that holds nothing else has room for it; an outage may have taken some.
   bool can_ever_hold(const RequestRecord&) const;
 
   /// Composes and prices the next step, and answers when it will have ended; nothing when no rank
@@ -66,8 +66,8 @@ class Instance {
   /// The KV cache of a request that left after its first token stands elsewhere: its blocks are
   /// free. False if its rank has stopped meanwhile, and the KV cache with it.
   bool sent(std::uint32_t request);
-  /// What a session announces of an agent, whose blocks the HBM of one of these ranks may hold.
-  /// Answers that rank if it is to prefetch what tiers have of the agent.
+  /// Takes what a session announces of an agent, whose blocks the HBM of one of these ranks may
+  /// hold. Returns that rank if it is to prefetch what tiers have of the agent.
   std::optional<std::size_t> announce(const Announcement&, Time now);
   /// An agent was served elsewhere, or on this rank: the other ones hold nothing for it.
   void served_agent(AgentName, std::optional<std::size_t> rank);
@@ -94,14 +94,14 @@ class Instance {
   /// still while experts move back.
   Seconds recover(const Outage&, Time now);
 
-  /// What routers see of the ranks that are up; with the requests on them only if asked. What
-  /// `loads` refers to is good until the next call.
+  /// Writes what routers see of the ranks that are up, with the requests on them only if asked.
+  /// What `loads` refers to is good until the next call.
   void loads(bool requests, std::vector<RankLoad>& loads);
   /// The same of one rank, which is up.
   RankLoad load(std::size_t rank, bool requests);
   /// Counts what may have changed the answer of `loads`.
   std::int64_t changes() const { return changes_; }
-  /// What a prompt would find in a rank's KV cache.
+  /// Returns what a prompt would find in a rank's KV cache.
   CacheHit find(std::size_t rank, std::span<const BlockHash> prompt, std::int32_t tokens) const;
   const ExpertPlacement& placement() const { return layout_.placement(); }
   /// The step in flight, or the last one.
@@ -112,13 +112,13 @@ class Instance {
   /// KV blocks held over all ranks, now.
   std::int64_t used_blocks() const;
   const std::vector<OutageRecord>& outages() const { return layout_.outages(); }
-  /// What was moved in the run so far.
+  /// Moves in the run so far.
   const RebalancingLog& rebalancing() const { return layout_.rebalancing(); }
 
  private:
   std::int64_t tokens_at_end(const RequestRecord&) const;
-  // What every step changes of a running request, kept beside its sequence, as records lie far
-  // apart in memory. The record learns of it with the first token, and as the request runs no more.
+  // Values of a running request that every step changes, kept with its sequence, as records lie far
+  // apart in memory. The record gets them with the first token, and when the request ends its run.
   struct Progress {
     Time last_token{};
     std::int32_t generated = 0, output_tokens = 0;
@@ -134,14 +134,14 @@ class Instance {
     std::int64_t kv_tokens = 0;
     std::vector<RankRequest> shown{};
     StepPlan plan{};
-    // Whether each that runs has just emitted a token that was not its first, and takes one token a
-    // step until the first of them finishes, so many steps from now.
+    // True if each that runs has just emitted a token that was not its first. Each then takes one
+    // token a step until the first of them finishes, so many steps from now.
     bool steady = false;
     std::int32_t steps_left = 0;
-    // Whether the plan would hold more tokens if the expert buffers did.
+    // True if the plan would hold more tokens if the expert buffers did.
     bool cut_by_buffers = false;
     PromptWork prompts = PromptWork::all;
-    // Whether a request on this rank was abandoned.
+    // True if a request on this rank was abandoned.
     bool abandoned = false;
     bool down = false;
     // Since when sequences run here, and how many have finished.
@@ -211,8 +211,8 @@ class Instance {
   std::vector<Time> loads_until_;     // [rank], before the step has brought experts
   Time loaded_{};                     // when what the step loads layer by layer is there
   std::optional<StepModels> models_;  // without a sampler
-  // Where weights move between steps that cut experts otherwise: how they stand, and what a move
-  // takes.
+  // Weights that move between steps that cut experts otherwise: their present cut, and the time of
+  // a move.
   bool cut_for_decode_ = false;
   std::optional<CollectiveCost> recut_;
   Speculation speculation_;
@@ -220,7 +220,7 @@ class Instance {
   StepBatch batch_;
   StepCost cost_;
   StepSummary summary_;
-  // Of the step that ended.
+  // Counts of the step that ended.
   std::int64_t emitted_ = 0;
   std::vector<Milestone> milestones_;
   std::vector<TokenGap> gaps_;

@@ -3,10 +3,10 @@
 
 #include "sim/serving/instance.hpp"
 
-// What an EP group does with tiers below the HBM of its ranks.
+// Methods of an EP group for tiers below the HBM of its ranks.
 namespace moesim {
 
-// What of a request is loaded from tiers as it is first admitted.
+// Notes what of a request is loaded from tiers as it is first admitted.
 void Instance::note_loads(const Sequence& sequence, const CacheHit& hit) {
   RequestRecord& request = requests_[sequence.request];
   if (request.preemptions > 0 || request.generated > 0) return;
@@ -61,8 +61,8 @@ void Instance::land(std::size_t index, std::size_t tier, const KvTier::Landed& l
   }
 }
 
-// Where nothing can compute for lack of blocks, those in the queue hold what they have loaded: the
-// last one lets go of it. Not while transfers are under way, which hold blocks too.
+// If nothing can compute for lack of blocks, those in the queue hold what they have loaded. The
+// last one then releases its blocks. Not while transfers are under way, which hold blocks too.
 bool Instance::give_up_load(Rank& rank) {
   if (rank.kv.moves()) return false;
   return rank.queue.give_up_last([&](Sequence& sequence) {
@@ -72,8 +72,8 @@ bool Instance::give_up_load(Rank& rank) {
   });
 }
 
-// Transfers begin that the plan asks for. Answers when its step can begin: what stood in the blocks
-// that it takes has been copied, and what it loads before it computes has come.
+// Begins the transfers of the plan. Returns when its step can begin. Then the contents of blocks
+// that it takes have been copied, and what it loads before it computes has come.
 Time Instance::move_blocks(Time now) {
   Time begins = loaded_ = now;
   for (Rank& rank : ranks_) {
@@ -86,7 +86,7 @@ Time Instance::move_blocks(Time now) {
   return begins;
 }
 
-// Of the GPUs of a rank, each of which brings its part of every block.
+// Memories of the GPUs of a rank, each of which brings its part of every block.
 std::span<RankMemory> Instance::expert_memories_of(std::size_t rank) {
   const std::span<RankMemory> all = models_->of(StepKind::prefill).expert_memories();
   const std::size_t first = rank * all.size() / ranks_.size();
@@ -164,9 +164,9 @@ void Instance::sends_kv(std::size_t rank, Bytes bytes, Time now) {
   below.tier->hold_up_stores(below.port, bytes / deployment_.parallel.rank_gpus(), now);
 }
 
-// A layer computes when its blocks are there, while those of the next ones come: the step ends a
-// layer's time after the last blocks, or a layer's blocks before all layers have computed. Layers
-// are alike here.
+// A layer computes when its blocks are there, while those of the next ones come. So the step ends a
+// layer's time after the last blocks, or a layer's blocks before all layers have computed. All
+// layers count the same.
 void Instance::stretch_by_loads(Time now) {
   if (loaded_ <= now) return;
   const auto layers = static_cast<double>(deployment_.model.layers.size());

@@ -38,7 +38,7 @@ class PoolTiers {
   std::vector<TierPort> writers_ports(int instance) const;
 
  private:
-  // Of the sites of one depth.
+  // Sites of one depth.
   struct Level {
     std::size_t first_site = 0;
     int ranks = 1;  // of each, perhaps fewer of the last

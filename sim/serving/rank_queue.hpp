@@ -28,7 +28,7 @@ class RankQueue {
  public:
   explicit RankQueue(const KvLayout& layout) : layout_(layout) {}
 
-  /// Whether none waits; some may be parked.
+  /// True if no sequence waits; some may be parked.
   bool empty() const { return waiting_.empty(); }
   const std::deque<Sequence>& waiting() const { return waiting_; }
   const std::vector<Parked>& parked() const { return parked_; }
@@ -39,22 +39,22 @@ class RankQueue {
 
   /// A sequence comes last, as one that is new.
   void arrive(const Sequence&);
-  /// One that ran waits again, first of all.
+  /// Puts a sequence that ran first in the queue.
   void put_first(const Sequence&);
-  /// One that was parked waits again, behind those that came before it.
+  /// Puts a sequence that was parked behind those that came before it.
   void put_in_order(const Sequence&);
   /// The first one waits no more.
   Sequence take_first();
   /// A sequence that waits no more waits for blocks instead.
   void park(const Parked&);
-  /// All that are parked are so no more.
+  /// Takes all parked sequences out.
   std::vector<Parked> take_parked();
   /// The last of those that wait and hold blocks lets go of them, by `let_go`. False: none does.
   bool give_up_last(const std::function<void(Sequence&)>& let_go);
   /// Lets go of sequences for which `gone` is true. Parked ones with loads under way stay.
   void drop(const std::function<bool(const Sequence&)>& gone,
             const std::function<void(Sequence&)>& let_go);
-  /// All that wait are gone. None is parked: failures exclude tiers.
+  /// Removes all that wait. No sequence is parked: failures exclude tiers.
   void clear();
 
   /// A step passes. The engine `looks` for new requests, or not; it schedules those that it knew
@@ -85,7 +85,7 @@ class RankQueue {
   // Sequences that the engine knew of, by steps: as many steps ago as it takes from knowing to
   // scheduling comes first.
   std::deque<std::int64_t> known_;
-  // What waited as shown_ was made: with the same counts the same sequences wait.
+  // Counts when shown_ was made: with the same counts the same sequences wait.
   struct Shown {
     std::int64_t arrived = 0, gone = 0, other_changes = 0;
     std::size_t visible = 0;

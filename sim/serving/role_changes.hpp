@@ -9,7 +9,7 @@
 
 namespace moesim {
 
-/// What the policy sees of both pools, and what came of its decisions.
+/// View of both pools for the policy, and the changes that it decided.
 class RoleChanges {
  public:
   /// The spec outlives this.

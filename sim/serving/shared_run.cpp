@@ -92,7 +92,7 @@ class SharedRun {
 
   BytesPerSecond free_spine() const { return *shared_.spine - shared_.background; }
 
-  // What the others take of the spine while deployment i runs; never its fair part.
+  // Rate that the others take of the spine while deployment i runs; never its fair part.
   BytesPerSecond beside(std::size_t i) const {
     double sum = 0;
     for (std::size_t j = 0; j < deployments_.size(); ++j)

@@ -27,7 +27,7 @@ constexpr Seconds last_end{8.64e6};  // 100 days, of the clock's 106
 
 struct Pool;
 
-// One EP group and its clock.
+// An EP group and its clock.
 struct Group {
   Group(Pool& of_pool, RowSource& rows, Requests& requests, int number, int in_pool);
 
@@ -77,7 +77,7 @@ struct Pool {
     for (const auto& group : groups) all.push_back(&group->instance);
     return all;
   }
-  // As the last event leaves it.
+  // Returns the run as the last event leaves it.
   PoolRun run(Time now) {
     PoolRun run{deployment, measurement, router, {}, {}, {}};
     if (sampler) run.sampled = sampler->stats();
@@ -140,12 +140,12 @@ class Ingress {
 
  private:
   const ApiServer& server_;
-  // Of each worker, soonest first: a fleet has thousands.
+  // Times from which workers are idle, soonest first: a fleet has thousands.
   std::priority_queue<Time, std::vector<Time>, std::greater<>> idle_from_;
 };
 
-// The one place that owns the clock and moves requests: arrivals to ranks, steps to their ends, and
-// KV caches from the pool that prefills, if there is one, to the pool that decodes.
+// Owner of the clock. Moves requests to ranks and steps to their ends. Moves KV caches from the
+// pool that prefills, if there is one, to the pool that decodes.
 class Simulation {
  public:
   Simulation(const Experiment& experiment, const Progress& progress,
@@ -236,7 +236,7 @@ class Simulation {
     shown.at = event.at;
     for (RunObserver* observer : observers_) observer->event(shown);
   }
-  // What observers see of an event; nothing of one that is void.
+  // Returns what observers see of an event; nothing of one that is void.
   std::optional<EventSeen> seen_as(const RequestArrives&) const {
     const auto id = static_cast<std::uint32_t>(requests_.size());
     return EventSeen{{}, "request_arrives", id, {}, due_->arrival};
@@ -274,8 +274,8 @@ class Simulation {
     return EventSeen{{}, what, {}, instance};
   }
 
-  // One arrival is in the queue at a time; the source is asked for the next when it is due, or when
-  // the source may be asked.
+  // Puts one arrival into the queue at a time. The source is asked for the next when it is due, or
+  // when the source may be asked.
   void schedule_arrival() {
     if (arrival_pending_) return;
     if (const Time from = source_->not_before(); from > queue_.now()) {
@@ -351,8 +351,8 @@ class Simulation {
     pool.changed = true;
   }
 
-  // Whether every group could hold a request: routers do not look for one that can. Groups of a
-  // pool are alike but for KV blocks that experts take in outages.
+  // True if every group could hold a request: routers do not look for one that can. Groups of a
+  // pool differ only in KV blocks that experts take in outages.
   bool fits(const RequestRecord& request) const {
     const auto holds = [&](const auto& group) { return group->instance.can_ever_hold(request); };
     return std::ranges::all_of(pools_, [&](const auto& pool) {
@@ -445,7 +445,7 @@ class Simulation {
     pool.changed = true;
   }
 
-  // What the policy goes by that moves groups between the pools.
+  // Notes latencies for the policy that moves groups between the pools.
   void note_latencies(const StepRecord& record, const Pool& pool) {
     if (!pool.deployment.prefill_only) {
       for (const TokenGap& gap : record.gaps) roles_->gaps(to_seconds(gap.length), gap.tokens);
@@ -519,9 +519,9 @@ class Simulation {
     joins.pool.changed = true;
   }
 
-  // A prompt's KV cache leaves over the links of the rank that computed it: as layers are computed,
-  // from the prompt's first step on, or after the first token. What a link carries it carries one
-  // after the other, and so do last layers follow each other.
+  // Sends a prompt's KV cache over the links of the rank that computed it. It leaves as layers are
+  // computed, from the prompt's first step on, or after the first token. A link carries one after
+  // the other, and so do last layers follow each other.
   void send_kv(std::uint32_t id) {
     RequestRecord& request = requests_[id];
     const KvTransferCost cost = kv_transfer(experiment_, request.prompt_tokens);
@@ -752,7 +752,7 @@ class Simulation {
 
 namespace {
 
-// Whether corrections depend on requests in flight, of which an open loop names no number.
+// True if corrections depend on requests in flight, of which an open loop names no number.
 bool by_unknown_concurrency(const Deployment& e) {
   return e.anchor && e.anchored_at.concurrency == 0 &&
          (e.anchor->tpot.by_concurrency() || e.anchor->ttft.by_concurrency());

@@ -28,7 +28,7 @@ StepModel module_of(const Deployment& e) {
                     .mega_moe = fuses_experts(e)});
 }
 
-// What every GPU of attention computes after the step.
+// Adds work that every GPU of attention computes after the step.
 void follow(StepCost& sum, const ParallelPlan& plan, Part part, const Cost& cost) {
   charge(sum, part, cost);
   sum.total += cost.time;
@@ -65,8 +65,8 @@ class TokenRows {
   std::int64_t first_ = 0;  // token of range_
 };
 
-// One pass of the drafting layer: of every sequence that verifies more than `index` drafts the
-// token that stands there. A rank that has none keeps step with a token of its own.
+// Makes a pass of the drafting layer: of every sequence that verifies more than `index` drafts the
+// token at that place. A rank without such a sequence keeps step with a token of its own.
 void take_tokens(const StepBatch& step, std::int32_t index, StepBatch& pass) {
   pass.start = step.start;
   pass.rows.clear();

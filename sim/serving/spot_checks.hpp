@@ -16,11 +16,11 @@ namespace moesim {
 /// Most steps are not asked.
 using DecodePlaces = std::function<std::span<const std::int32_t>()>;
 
-/// Steps of a sampled run that are priced exactly beside it, token by token, on rows of recordings
-/// drawn afresh: how far samples are off, in this run, in its own mix of steps. From the
-/// sixteenth on two steps of every octave of their number are checked, so that a long run is
-/// checked more often but not for longer; each stands for the steps until the next. What is drawn
-/// for checks is drawn from nothing else: the run is the same without them.
+/// Steps of a sampled run that are also priced exactly, token by token, on rows of recordings drawn
+/// afresh. They say how far samples are off, in this run, in its own mix of steps. From the
+/// sixteenth on two steps of every octave of their number are checked. So a long run is checked
+/// more often but not for longer; each stands for the steps until the next. What is drawn for
+/// checks is drawn from nothing else: the run is the same without them.
 class SpotChecks {
  public:
   explicit SpotChecks(const Deployment&);
@@ -30,8 +30,8 @@ class SpotChecks {
   void step(StepKind rule, const StepBatch&, const DecodePlaces& places, Seconds sampled);
   struct Answer {
     std::int64_t checks = 0;
-    /// By how much samples make the run's steps longer than they are, by the ratio of sums, and the
-    /// standard error of that ratio; 0 before the first check.
+    /// Share by which samples make the run's steps longer than they are, by the ratio of sums, and
+    /// the standard error of that ratio; 0 before the first check.
     double error = 0, standard_error = 0;
     /// The error of the step where it is largest.
     double worst = 0;

@@ -14,15 +14,15 @@ std::size_t samples_of(std::int64_t tokens) {
   return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens_of_all / tokens, 2, 16));
 }
 
-// As many of a sample's layers are priced as hold about so many tokens together: layers of large
-// steps differ little from each other, and take long.
+// Number of a sample's layers to price: as many as hold about so many tokens together. Layers of
+// large steps differ little from each other, and take long.
 int layers_priced(std::int64_t tokens, int layers) {
   constexpr std::int64_t tokens_of_layers = 1 << 14;
   constexpr int least = 8;
   return std::min(layers, std::max(least, static_cast<int>(tokens_of_layers / tokens)));
 }
 
-// Whether steps of a size have come too seldom for another sample: a run passes most sizes once, on
+// True if steps of a size have come too seldom for another sample. A run passes most sizes once, on
 // its way to the load that it keeps.
 bool is_rare(std::size_t uses, std::size_t samples) { return uses < 3 * samples * samples; }
 

@@ -17,28 +17,28 @@
 
 namespace moesim {
 
-/// `sampled` fidelity: what a step's MoE layers take is drawn from steps like it that were priced
-/// exactly once, instead of from the routing of its own tokens. Everything else of a step - its
-/// sequences' attention, KV cache and scheduling - stays exact.
+/// Samples of `sampled` fidelity. Times of a step's MoE layers are drawn from similar steps that
+/// were priced exactly once, instead of from the routing of its own tokens. Everything else of a
+/// step - its sequences' attention, KV cache and scheduling - stays exact.
 ///
-/// Steps are alike that run under one rule with as many decode tokens over the group, as many
-/// prompt tokens on the rank that has the most, and as many on the others. Sizes are on a grid,
-/// of eight to the octave where all tokens decode, else powers of two, of the other ranks' mean for
-/// their prompts (exact below that); a size between two takes the lower or the upper one at random
-/// so that the mean comes out. A sample's decode tokens, and the prompt tokens of the other ranks,
-/// are spread evenly; decode tokens are of as many recorded requests, at places in their outputs
-/// where requests of the step that wanted the sample are, by chance; prompt tokens are of as many
+/// Similar steps run under one rule with as many decode tokens over the group. Their prompt tokens
+/// on the rank that has the most, and on the others, are as many. Sizes are on a grid, of eight to
+/// the octave where all tokens decode, else powers of two. For prompts the grid is of the other
+/// ranks' mean (exact below that). A size between two takes the lower or the upper one at random so
+/// that the mean comes out. A sample's decode tokens, and the prompt tokens of the other ranks, are
+/// spread evenly. Decode tokens are of as many recorded requests, at places in their outputs where
+/// requests of the step that wanted the sample are, by chance. Prompt tokens are of as many
 /// recorded requests as those of that step, and of one request follow each other in the recording.
 /// Of large samples some consecutive layers are priced, and stand for the others; which ones goes
-/// round. With `few_samples` sizes that come seldom have fewer samples.
-/// How tokens are spread over unequal ranks otherwise, and that consecutive steps have their
-/// requests in common, is what a sample does not know.
+/// round. With `few_samples` sizes that come seldom have fewer samples. A sample does not know how
+/// tokens are spread over unequal ranks otherwise, nor that consecutive steps have their requests
+/// in common.
 class StepSampler {
  public:
   explicit StepSampler(const Deployment&);
 
   /// Prices a step of the run, by one model for all instances: what it remembers serves all of
-  /// them. `places` is asked for what a new sample needs; without any, the single tokens of the
+  /// them. `places` is asked for what a new sample needs. Without any, the single tokens of the
   /// batch (prompts that micro-batches cut) are taken to be first ones. Samples in the cost are
   /// good as long as the sampler.
   void price(StepKind rule, const StepBatch&, const DecodePlaces& places, StepCost&);

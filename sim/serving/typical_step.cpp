@@ -33,8 +33,8 @@ StepContent mixed_step(int sequences, int context, int prompt_tokens) {
 
 namespace {
 
-// One step as the middle of a run meets it: every decoding sequence somewhere in its recording,
-// every prompt at its beginning.
+// A step as the middle of a run meets it: every decoding sequence somewhere in its recording, every
+// prompt at its beginning.
 StepBatch typical_batch(const ServedModel& deployment, const StepContent& content,
                         RowSource& rows) {
   StepBatch batch;

@@ -9,7 +9,7 @@
 
 namespace moesim {
 
-/// What every attention rank computes in one step.
+/// Content of one step for every attention rank.
 struct StepContent {
   int sequences = 0;  ///< that decode a token, each with `context` tokens in the KV cache
   int context = 0;
@@ -44,8 +44,8 @@ inline ExplainedStep explain_step(const Experiment& experiment, const StepConten
                                   int samples = 1) {
   return explain_step(experiment.decode(), content, samples);
 }
-/// One such step priced by eight of its MoE layers, four where it is large, which stand for the
-/// others: a fraction of the time, within some per cent.
+/// Prices one such step by eight of its MoE layers, which stand for the others; by four where it is
+/// large. That takes a fraction of the time, within some per cent.
 ExplainedStep estimate_step(const Deployment&, const StepContent&);
 
 }  // namespace moesim
