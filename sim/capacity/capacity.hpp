@@ -30,7 +30,7 @@ struct DelayedSelection {
   std::int32_t source_rank, source_gpu;
 };
 
-/// What became of the selections of one layer in one step: those of its own tokens and those that
+/// Fates of the selections of one layer in one step: those of its own tokens and those that
 /// waited.
 struct CapacityTally {
   std::int64_t selections = 0;  ///< of the step's own tokens
@@ -74,7 +74,7 @@ struct Overflow {
 class CapacityRule {
  public:
   virtual ~CapacityRule() = default;
-  /// Whether there is anything to bound; a rule that does not is never asked.
+  /// True if there is anything to bound; a rule that does not is never asked.
   virtual bool limits() const { return true; }
   /// Decides about selections that found no room after all others were served.
   virtual void overflow(const Overflow&, LayerChoices&, CapacityTally&) const = 0;

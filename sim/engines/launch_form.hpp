@@ -13,7 +13,7 @@
 
 namespace moesim {
 
-/// What stands behind a flag; nothing: the flag is left out; empty: it stands alone.
+/// Value behind a flag; nothing: the flag is left out; empty: the flag is alone.
 using FlagValue = std::optional<std::string>;
 
 /// A row of an engine's table of flags, in the order of its command.
@@ -64,7 +64,7 @@ class Command {
 struct BenchCommand {
   std::string_view program;       ///< up to the weights
   std::string_view random_ids{};  ///< prompts are random tokens; empty: by default
-  /// What --random-range-ratio R of a length L draws from: (1 - R) L to (1 + R) L, or R L to L.
+  /// Range of --random-range-ratio R of a length L: (1 - R) L to (1 + R) L, or R L to L.
   enum Range { around, up_to } range = around;
   std::string_view to_the_end{};  ///< outputs are as long as asked for; empty: by default
 };
@@ -86,14 +86,14 @@ struct LaunchForm {
   /// The command on each node, where one does not hold the server; none: the command is the same.
   std::string (*on_nodes)(const Server&, const std::string& command) = nullptr;
   OptionsFile (*options)(const Server&) = nullptr;  ///< none: flags say all
-  /// What joins several servers; empty with a note where nothing does.
+  /// Command that joins several servers; empty with a note where nothing does.
   std::string (*router)(const Fleet&, Notes&) = nullptr;
   BenchCommand benchmark{};
-  /// What starts attention and experts on GPUs of their own; empty: nothing does.
+  /// Way to start attention and experts on GPUs of their own; empty: nothing does.
   std::string_view afd{};
-  /// What makes decode servers copy replies to where prefill finds them; empty: nothing does.
+  /// Way to make decode servers copy replies to where prefill finds them; empty: nothing does.
   std::string_view decode_offload{};
-  /// What lets a server change from prefill to decode and back; empty: nothing does.
+  /// Way to let a server change from prefill to decode and back; empty: nothing does.
   std::string_view role_changes{};
 };
 
@@ -105,7 +105,7 @@ struct HttpRouter {
 };
 std::string http_router(const HttpRouter&, const Fleet&, Notes&);
 
-/// Whether prompt chunks share steps with decodes, whatever the order of requests.
+/// True if prompt chunks share steps with decodes, whatever the order of requests.
 bool mixes_chunks(const Server&);
 /// "\"name\"", as notes quote what an experiment says.
 std::string quoted_name(std::string_view);
@@ -115,7 +115,7 @@ std::string other_form(const std::filesystem::path& file, std::string_view engin
 void note_balancer(const Server&, std::string_view how_often, Notes&);
 /// That two batches do not overlap: vLLM and SGLang refuse to start so without DeepEP.
 void note_two_batches(const Server&, bool deep_ep, Notes&);
-/// Whether tokens travel in the experts' kernel, in what decodes.
+/// True if tokens travel in the experts' kernel, in what decodes.
 bool runs_mega_moe(const Server&);
 /// That the engine computes shared experts where their tokens are.
 void note_waterfill(const Server&, bool has_it, Notes&);

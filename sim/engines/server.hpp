@@ -13,13 +13,13 @@
 
 namespace moesim {
 
-/// What commands cannot say of an experiment, a line each.
+/// Facts of an experiment that commands cannot say, a line each.
 using Notes = std::vector<std::string>;
 
-/// One EP group as one command starts it, or one command on each of its nodes: all that an engine
+/// An EP group as one command starts it, or one command on each of its nodes: all that an engine
 /// can be told of it.
 struct Server {
-  // Where it runs.
+  // Places where it runs.
   std::string role{};  ///< "prefill" or "decode" of pools; empty: both
   int number = 0;      ///< among all servers
   int node = 0;        ///< its first
@@ -29,7 +29,7 @@ struct Server {
   bool from_pipelines = false;  ///< KV caches come from prefill workers with pipeline stages
   bool has_nvfp4 = false;       ///< its GPUs multiply in nvfp4
 
-  // What it serves.
+  // Model and engine that it serves.
   std::string engine{};  ///< whose preset and kernels the experiment has; empty: no engine's
   ParallelPlan parallel{};
   PrecisionPlan precision{};

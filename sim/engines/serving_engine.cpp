@@ -5,7 +5,7 @@
 
 namespace moesim {
 
-// One for each row, in NAME/NAME.cpp.
+// Functions of the rows, in NAME/NAME.cpp.
 ServingEngine vllm_engine();
 ServingEngine sglang_engine();
 ServingEngine trtllm_engine();

@@ -16,7 +16,7 @@ struct BenchName {
   std::string_view theirs, ours;
 };
 
-/// What an unknown version was: that of the images which a benchmark's authors ran from a date on.
+/// Version behind an unknown one: that of images which a benchmark's authors ran from a date on.
 struct ImageVersion {
   std::string_view from;  ///< 2026-02-01; empty: always
   std::string_view version;
@@ -28,7 +28,7 @@ struct CarriedVersion {
   std::string_view version;
 };
 
-/// All that moesim knows of a serving engine: the folder NAME/ of this one, and a row of
+/// Facts that moesim has of a serving engine: the folder NAME/ of this one, and a row of
 /// serving_engines().
 struct ServingEngine {
   std::string_view name;    ///< in experiments, tables of kernels and files: trtllm
@@ -37,7 +37,7 @@ struct ServingEngine {
   /// The next larger batch that a CUDA graph is captured for; sizes begin with 1. The limit itself
   /// is captured too.
   std::int32_t (*next_graph_size)(std::int32_t size);
-  /// Whether a step computes prompts or decodes, and prompts go first.
+  /// True if a step computes prompts or decodes, and prompts go first.
   bool prompts_first = false;
   /// The scheduler of such steps, as experiments name it.
   std::string_view scheduler() const { return prompts_first ? "prefill_first" : "chunked_prefill"; }

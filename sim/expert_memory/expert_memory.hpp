@@ -34,7 +34,7 @@ class ExpertCache {
 class ExpertMemory {
  public:
   virtual ~ExpertMemory() = default;
-  /// Whether every expert stands in HBM: then there is no memory below it, and no cache.
+  /// True if all experts are in HBM: then there is no memory below it, and no cache.
   virtual bool resident() const { return false; }
   /// An empty cache: capacity >= 1.
   virtual std::unique_ptr<ExpertCache> cache(int keys, int capacity) const = 0;
@@ -84,7 +84,7 @@ struct ExpertMemoryPlan {
   std::shared_ptr<const Prefetch> prefetch;
   /// Slots of HBM that hold experts: of each MoE layer, or of all layers together.
   int slots = 0;
-  /// Whether `slots` are of each MoE layer apart.
+  /// True if `slots` are of each MoE layer apart.
   bool per_layer = false;
   /// How many layers ahead experts are fetched.
   int lookahead = 1;

@@ -9,10 +9,10 @@
 
 namespace moesim {
 
-/// Which of two loads goes first on a GPU's link to the host: offloaded experts, for which a step
-/// waits, or blocks of the KV cache that come from a tier, for which requests wait. Each direction
-/// of the link has its full rate. To the host, KV caches that leave for a decode pool always go
-/// before copies to a tier, for which no request waits.
+/// Order of two loads on a GPU's link to the host. A step waits for offloaded experts, and requests
+/// wait for blocks of the KV cache that come from a tier. Each direction of the link has its full
+/// rate. To the host, KV caches that leave for a decode pool always go before copies to a tier, for
+/// which no request waits.
 enum class HostLink {
   kv_first,       ///< an expert waits for all blocks that are on their way
   experts_first,  ///< blocks stand still while an expert comes

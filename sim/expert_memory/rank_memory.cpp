@@ -175,7 +175,7 @@ void RankMemory::look_up(int layer, Time now, std::span<const std::int32_t> toke
   const int first = first_key_[at(layer)];
   const auto pinned = of_layer(pinned_, layer);
   const auto prefetched = of_layer(prefetched_, layer);
-  // What was foreseen wrongly may make room from here on.
+  // Experts that were foreseen wrongly may make room from here on.
   std::fill(pinned.begin(), pinned.end(), std::uint8_t{0});
   misses_.clear();
   late_.clear();

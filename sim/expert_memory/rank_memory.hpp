@@ -9,7 +9,7 @@
 
 namespace moesim {
 
-/// What expert memories did.
+/// Counts of expert memories.
 struct ExpertMemoryTally {
   /// Experts that ran and stood in HBM when their layer began.
   std::int64_t hits = 0;
@@ -23,7 +23,7 @@ struct ExpertMemoryTally {
   std::int64_t prefetches = 0;
   /// Prefetches whose expert ran, or did not run, when its layer next ran.
   std::int64_t prefetches_used = 0, prefetches_wasted = 0;
-  /// What came over the link from DRAM, and over the one from NVMe.
+  /// Bytes that came over the link from DRAM, and over the one from NVMe.
   Bytes host{}, nvme{};
   /// How much longer layers took than with every expert in HBM, each layer's slowest rank.
   Seconds stall{};
@@ -32,16 +32,16 @@ struct ExpertMemoryTally {
   ExpertMemoryTally& operator+=(const ExpertMemoryTally&);
 };
 
-/// The expert slots of one EP rank in HBM, DRAM and NVMe, through time.
+/// Expert slots of one EP rank in HBM, DRAM and NVMe, through time.
 ///
 /// A layer's residents run together at once; every other expert runs when it has arrived:
 ///   t = now + gemm(residents); for each arrival: t = max(t, arrival) + gemm(expert)
 /// Transfers are FIFO on one host link: first those in DRAM, then those on NVMe; more tokens first,
-/// then the lower slot. Experts of the running layer, and those fetched or kept for a layer that
-/// has not run yet, make no room. An expert that finds no room streams through one bounce slot, so
-/// a layer may need more experts than fit. When a layer has run, the foreseen experts of the next
-/// layers queue for the link; a transfer that has begun ends, one that has not when the next layer
-/// begins is dropped.
+/// then the lower slot. Experts of the running layer make no room, nor those fetched or kept for a
+/// layer that has not run yet. An expert that finds no room streams through one bounce slot, so a
+/// layer may need more experts than fit. When a layer has run, the foreseen experts of the next
+/// layers queue for the link. A transfer that has begun ends. A transfer that has not begun when
+/// the next layer begins is dropped.
 class RankMemory {
  public:
   /// Rank `rank` of a placement, whose shape must not change. At the start the memories are full of
@@ -58,7 +58,7 @@ class RankMemory {
   /// `tally`.
   Seconds run(int layer, Time now, const TokensOf&, const GemmTime&, ExpertMemoryTally& tally);
 
-  /// What else the host link carries from now on.
+  /// Sets what else the host link carries from now on.
   void share_link(const SharedHostLink& link) { link_ = link; }
   const SharedHostLink& link() const { return link_; }
 

@@ -9,8 +9,8 @@
 
 namespace moesim {
 
-/// A cache that gives up the held key of least worth: fewest counted uses, then the one whose last
-/// use is longest ago, then the lowest key.
+/// A cache that gives up the held key of least worth. That is the key of fewest counted uses, then
+/// the one whose last use is longest ago, then the lowest key.
 class RankedCache : public ExpertCache {
  public:
   RankedCache(int keys, int capacity) : capacity_(at(capacity)), worth_(at(keys)) {

@@ -63,7 +63,7 @@ std::size_t ranks_down(const std::vector<Outage>& outages, int instance, Time no
   return down;
 }
 
-// What is down right after an outage began, itself included.
+// Checks what is down right after an outage began, itself included.
 void check_rest(const std::vector<Outage>& outages, const Outage& now, const ConfigNode& node,
                 const ParallelPlan& plan, const PlacementProblem& problem, int instances) {
   std::vector<char> dp(at(plan.dp), 1), ep(at(plan.ep), 1);

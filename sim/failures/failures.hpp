@@ -21,7 +21,7 @@ struct Outage {
   std::optional<Duration> recovers_after{};
 };
 
-/// What happens when GPUs stop: see the README of this folder.
+/// Plan of outages of GPUs: see the README of this folder.
 struct FailurePlan {
   std::vector<Outage> outages;
   Seconds detection{};                     ///< between a GPU's end and anybody's notice

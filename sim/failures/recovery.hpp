@@ -8,7 +8,7 @@
 
 namespace moesim {
 
-/// What an outage did.
+/// Effects of an outage.
 struct OutageRecord {
   std::string what;
   std::vector<int> gpus;
@@ -30,10 +30,10 @@ struct OutageRecord {
 /// did.
 class Recovery {
  public:
-  /// What it is made for outlives it.
+  /// The arguments must outlive it.
   Recovery(const FailurePlan&, const PlacementProblem&, int ep_ranks);
 
-  /// By EP rank.
+  /// Flags of live ranks, by EP rank.
   const std::vector<char>& live() const { return live_; }
   bool any_live() const;
 

@@ -169,7 +169,7 @@ void KvCache::prefetch(AgentName name, Time now) {
   Load load{prefetched, 0, {}, {}, {}, {}};
   const auto begin = known.begin() + hit.blocks;
   load.blocks.assign(begin, begin + hit.loads);
-  // What the hit needs in HBM must not make room for the rest of it.
+  // Blocks that the hit needs in HBM must not make room for the rest of it.
   std::vector<std::int32_t> before;
   for (const BlockHash block : std::span(known).first(static_cast<std::size_t>(hit.blocks))) {
     before.push_back(block_of_.at(block));
@@ -216,7 +216,7 @@ OfLowerTiers<std::int64_t> KvCache::of_lower(std::span<const BlockHash> loaded) 
   return blocks;
 }
 
-// What a sequence finds, in HBM and below, that has neither computed nor holds anything.
+// Finds, in HBM and below, for a sequence that has neither computed nor holds anything.
 CacheHit KvCache::find_all(std::span<const BlockHash> hashes, std::int32_t tokens) const {
   auto is_here = [&, before = std::int32_t{0}](BlockHash name) mutable {
     return (before = first_copy(name, before)) != 0;
@@ -344,7 +344,7 @@ Time KvCache::copy_taken(Time now) {
 
 void KvCache::store(Time now) {
   if (offers_.empty()) return;
-  // What was let go of since then may have been taken for other tokens.
+  // Blocks that were let go since then may have been taken for other tokens.
   std::erase_if(offers_, [&](const auto& offer) {
     return !at(offer.first).cached || at(offer.first).hash != offer.second;
   });
@@ -503,7 +503,7 @@ void KvCache::finish(Sequence& sequence) {
   holdings_.erase(sequence.request);
 }
 
-// What a request that is over leaves to the next one of its agent.
+// Remembers what a request that is over leaves to the next one of its agent.
 void KvCache::remember(Holding& holding) {
   if (!holding.agent) return;
   release(holding.agent);

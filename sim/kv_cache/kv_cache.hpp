@@ -22,11 +22,11 @@ namespace moesim {
 /// before it. A prompt without ids begins like no other: `request` tells it apart.
 std::vector<BlockHash> prompt_hashes(const PromptIds* ids, std::uint32_t request,
                                      std::int64_t tokens, int block_tokens);
-/// Of the prompt, and of what the request will generate as far as its ids name that.
+/// Hashes of the prompt, and of what the request will generate as far as its ids name that.
 std::vector<BlockHash> known_hashes(const PromptIds* ids, std::uint32_t request,
                                     std::int32_t prompt_tokens, int block_tokens);
 
-/// What a lookup found.
+/// Blocks that a lookup found.
 struct CacheHit {
   /// Leading blocks that are in the cache.
   std::int64_t blocks = 0;
@@ -36,36 +36,36 @@ struct CacheHit {
   std::int64_t in_use = 0;
   /// Blocks behind `blocks` that tiers below can load.
   std::int64_t loads = 0;
-  /// Of `loads`, those that no nearer tier has.
+  /// Loads that no nearer tier has.
   OfLowerTiers<std::int64_t> of_lower{};
   /// The block behind `blocks` is on its way to HBM, loaded for another request.
   bool awaits = false;
   std::int64_t all() const { return blocks + loads; }
 };
 
-/// The paged KV cache of one DP rank as [vLLM] v1 keeps it: blocks of equal size, one free
-/// list. With prefix caching a full block is known by its hash, also after its last holder let go
-/// of it, until it is taken for other tokens. The free list is in order of letting go, and a
-/// request lets go of its last block first: the far end of a prefix is forgotten first, so that
-/// what is left of a chain is always its beginning. Requests that compute the same block at the
-/// same time each keep their copy; later ones find the copy that was full first.
+/// Paged KV cache of one DP rank as [vLLM] v1 keeps it: blocks of equal size, one free list. With
+/// prefix caching a full block is known by its hash until it is taken for other tokens, also after
+/// its last holder let go. The free list is in order of letting go. A request lets go of its last
+/// block first: the far end of a prefix is forgotten first. So what is left of a chain is always
+/// its beginning. Requests that compute the same block at the same time each keep their copy; later
+/// ones find the copy that was full first.
 ///
 /// Groups of layers keep blocks of their own. A window's group lets go of what it leaves behind,
-/// which can be hit until it is taken; a hit reaches only as far as every group still has what the
-/// next token attends to (vLLM's HybridKVCacheCoordinator): all blocks without a window, those of
-/// the window, those of the chunk that the next token stands in. At the beginning of a chunk that
-/// is none.
+/// which can be hit until it is taken. A hit reaches only as far as every group still has what the
+/// next token attends to (vLLM's HybridKVCacheCoordinator). Without a window that is all blocks,
+/// else those of the window, or those of the chunk of the next token. At the beginning of a chunk
+/// that is none.
 ///
-/// Below HBM there may be tiers: what a sequence finds is then a beginning of its blocks in HBM and
-/// those that follow in any tier; each comes from the nearest one. Loads take their blocks of HBM
-/// as they begin, and nobody finds these before they have landed. A copy to the first tier holds
-/// its block of HBM until it has landed; one that is made because a block is taken for other tokens
-/// does not. The cache has no clock: loads and copies are noted, and begin in load_noted(),
-/// copy_taken() and store().
+/// Below HBM there may be tiers. Then a sequence finds a beginning of its blocks in HBM and those
+/// that follow in any tier; each comes from the nearest one. Loads take their blocks of HBM as they
+/// begin, and no request finds these before they have landed. A copy to the first tier holds its
+/// block of HBM until it has landed. A copy made because a block is taken for other tokens does
+/// not. The cache has no clock: loads and copies are noted, and begin in load_noted(), copy_taken()
+/// and store().
 class KvCache {
  public:
   /// Prefix caching needs a layout without states, a tier one without windows. With
-  /// `drops_last_hit` the last block of every hit is computed again: drafting modules that read the
+  /// `drops_last_hit` the last block of every hit is computed again. Drafting modules that read the
   /// model's hidden states (MTP, EAGLE) need those of the token before. Only a cache that remembers
   /// agents can retain() and prefetch().
   KvCache(const KvLayout&, std::int64_t blocks, bool prefix_caching, bool drops_last_hit = false,
@@ -94,7 +94,7 @@ class KvCache {
               std::optional<AgentName> agent = {});
   /// It is `now`: what has expired leaves the tiers, and what was held for agents is free.
   void pass(Time now);
-  /// Whether an agent's last request was here.
+  /// True if an agent's last request was here.
   bool remembers(AgentName agent) const { return agents_.contains(agent); }
   /// The agent asks for nothing more.
   void forget_agent(AgentName);
@@ -106,7 +106,7 @@ class KvCache {
   /// Begins to load what tiers have behind the blocks of an agent's last request that are cached,
   /// if there are free blocks for all. When they have landed they are cached, and free.
   void prefetch(AgentName, Time now);
-  /// What a sequence of a request that was expected would find.
+  /// Returns what a sequence of a request that was expected would find.
   CacheHit find(const Sequence&) const;
 
   /// Gives a sequence that holds no blocks those that are cached: its `blocks` says how many, and
@@ -128,13 +128,13 @@ class KvCache {
   /// whole, or `prefetched` if an agent's is; nothing else.
   std::optional<std::uint32_t> land(std::size_t tier, const KvTier::Landed&, Time now);
   static constexpr std::uint32_t prefetched = std::numeric_limits<std::uint32_t>::max();
-  /// Whether loads or copies are under way.
+  /// True if loads or copies are under way.
   bool moves() const { return !loading_.empty() || !storing_.empty(); }
   bool loads() const { return !loading_.empty() || !noted_loads_.empty(); }
   const TierPort& below() const { return below_; }
   /// Holds blocks for a step that computes up to `tokens` tokens, of which the first `known` will
-  /// stay, drafts perhaps not; what a window left behind before this step is let go of. There must
-  /// be enough free ones.
+  /// stay, drafts perhaps not. Blocks that a window left behind before this step are let go. There
+  /// must be enough free ones.
   void grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) {
     const std::int64_t more = layout_.more_in_step(sequence.blocks, sequence.computed, tokens);
     if (caching_) return grow_cached(sequence, tokens, known, more);
@@ -180,7 +180,7 @@ class KvCache {
     std::optional<AgentName> agent{};
   };
 
-  // What a group's block is known by.
+  // Returns the name of a group's block.
   static BlockHash name_in(std::size_t group, BlockHash);
   // How many of these blocks a sequence of `tokens` may find at most.
   std::int64_t most_found(std::span<const BlockHash> hashes, std::int32_t tokens) const {
@@ -272,7 +272,7 @@ std::int64_t KvCache::found(std::span<const BlockHash> hashes, std::int32_t toke
   return drops_last_hit_ && hit > 0 ? reach(hashes, hit - 1, is_here) : hit;
 }
 
-// What a sequence finds in HBM and below it. Where little could be loaded, nothing is.
+// Finds for a sequence in HBM and below it. If little could be loaded, nothing is.
 CacheHit KvCache::found_above(std::span<const BlockHash> hashes, std::int32_t tokens,
                               auto&& is_here, auto&& on_its_way) const {
   const std::int64_t most = most_found(hashes, tokens);
@@ -285,9 +285,9 @@ CacheHit KvCache::found_above(std::span<const BlockHash> hashes, std::int32_t to
   return hit;
 }
 
-// The longest hit of at most so many blocks. A block that is missed cuts it off: shorter hits that
+// Returns the longest hit of at most so many blocks. A missed block cuts it off: shorter hits that
 // go beyond the block need it, too, as windows only move on. Without a window, what is left of a
-// chain is its beginning, so that halving the range finds its end; above a tier, copies that are
+// chain is its beginning, so that halving the range finds its end. Above a tier, copies that are
 // under way may hold a later part of a chain alone.
 std::int64_t KvCache::reach(std::span<const BlockHash> hashes, std::int64_t blocks,
                             auto&& is_here) const {
@@ -319,8 +319,8 @@ inline std::int32_t KvCache::first_copy(BlockHash name, std::int32_t before) con
   return found == block_of_.end() ? 0 : found->second;
 }
 
-// Does something with every block that a sequence with so many leading blocks takes, before it
-// computes its token at `computed`: with its group and its first copy, 0 if none is cached.
+// Calls a function with every block that a sequence with so many leading blocks takes, before it
+// computes its token at `computed`. Passes the block's group and first copy, 0 if none is cached.
 void KvCache::for_needed(std::span<const BlockHash> hashes, std::int64_t blocks,
                          std::int64_t computed, auto&& action) const {
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {

@@ -14,7 +14,7 @@ KvPlan::KvPlan(const KvLayout& layout, std::int64_t free_blocks, const KvCache* 
   oldest_ = cache_->at(KvCache::ring_end).newer;
 }
 
-// What a window leaves behind stays taken where others hold it.
+// Blocks that a window leaves behind stay taken where others hold them.
 std::int64_t KvPlan::held_by_others(const Sequence& sequence) const {
   std::int64_t taken = 0;
   cache_->count_left_behind(sequence,

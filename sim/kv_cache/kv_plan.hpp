@@ -5,10 +5,10 @@
 
 namespace moesim {
 
-/// The KV cache of a rank on paper while a step is composed, sequence after sequence in the order
-/// in which the step will be carried out: what is free, and with prefix caching what a sequence
-/// finds after the ones before it have taken and filled their blocks. The cache itself stays as it
-/// is.
+/// KV cache of a rank on paper while a step is composed, sequence after sequence in the order in
+/// which the step will be carried out. Knows what is free. With prefix caching it knows what a
+/// sequence finds after the ones before it have taken and filled their blocks. The cache itself
+/// stays as it is.
 class KvPlan {
  public:
   /// `cache` is null without prefix caching. Without `looks_up` find() is never asked.
@@ -34,12 +34,12 @@ class KvPlan {
   /// other sequence holds are free now; nothing is looked up any more.
   void preempt(const Sequence&);
 
-  /// What a waiting sequence would find now. Unlike a router's, `in_use` counts every such block.
+  /// Returns what a waiting sequence would find. Unlike a router's, `in_use` counts every block.
   CacheHit find(const Sequence&) const;
   /// A waiting sequence takes what it has found, which `computed` counts, and blocks for `tokens`
   /// more tokens.
   void admit(const Sequence&, const CacheHit&, std::int32_t tokens);
-  /// Whether a sequence that found this waits for blocks on their way from a tier.
+  /// True if a sequence that found this waits for blocks on their way from a tier.
   bool parks(const CacheHit&) const;
   /// Such a sequence takes what it has found in HBM, and blocks for what it loads.
   void park(const Sequence&, const CacheHit&);

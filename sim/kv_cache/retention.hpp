@@ -15,10 +15,10 @@ namespace moesim {
 class Retention {
  public:
   virtual ~Retention() = default;
-  /// An agent was answered `now` and comes back as announced, perhaps once others were answered:
-  /// until when its blocks are held, unless it is back before. Nothing: they are free at once.
+  /// Returns until when blocks of an agent answered `now` are held, unless it is back before. It
+  /// comes back as announced, perhaps once others were answered. Nothing: they are free at once.
   virtual std::optional<Time> until(Time now, const NextRequest&) const = 0;
-  /// Whether blocks are ever held.
+  /// True if blocks are ever held.
   virtual bool holds() const { return true; }
 };
 

@@ -7,7 +7,7 @@
 
 namespace moesim {
 
-/// One request as the scheduler of its rank sees it.
+/// A request as the scheduler of its rank sees it.
 struct Sequence {
   /// Index into the simulator's requests.
   std::uint32_t request = 0;
@@ -32,7 +32,7 @@ struct Sequence {
   std::uint32_t topic = 0;
   /// Tokens that the KV cache holds when its last one is known.
   std::int32_t at_end = 0;
-  /// Whether its client has been shown a token.
+  /// True if its client has been shown a token.
   bool has_token() const { return tokens > prompt_tokens; }
   bool decoding() const { return has_token() && due() == 1; }
   /// Tokens that must be computed before the next one is known.

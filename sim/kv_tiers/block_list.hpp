@@ -26,7 +26,7 @@ class BlockList {
     place_[hash] = place;
     link(place);
   }
-  /// Whether it was there.
+  /// Returns true if the block was there.
   bool erase(BlockHash hash) {
     const auto found = place_.find(hash);
     if (found == place_.end()) return false;
@@ -41,7 +41,7 @@ class BlockList {
     unlink(place);
     link(place);
   }
-  /// Of at least one.
+  /// Oldest of at least one block.
   BlockHash oldest() const { return nodes_[nodes_[ring_end].newer].hash; }
   /// The oldest that is not pinned; nothing if all are.
   std::optional<BlockHash> oldest(const std::function<bool(BlockHash)>& pinned) const {

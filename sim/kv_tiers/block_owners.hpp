@@ -20,7 +20,7 @@ class BlockOwners {
   std::vector<BlockHash> announce(const Announcement&);
   /// The soonest next request of all agents that have the block; never if none has.
   NextRequest next(BlockHash) const;
-  /// Whether some agent that goes on has the block.
+  /// True if an agent that continues has the block.
   bool has(BlockHash hash) const { return owners_.contains(hash); }
 
  private:

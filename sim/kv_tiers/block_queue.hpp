@@ -5,7 +5,7 @@
 
 namespace moesim {
 
-/// One list of blocks, of which the oldest that is not pinned makes room.
+/// A list of blocks, of which the oldest that is not pinned makes room.
 class BlockQueue : public TierOrder {
  public:
   void add(BlockHash hash) final { blocks_.append(hash); }

@@ -176,7 +176,7 @@ void KvTier::copied(TransferId store_below) {
   copying_below_.erase(pinned);
 }
 
-// What has made room goes to the tier below, if that takes such blocks.
+// Copies what has made room to the tier below, if that takes such blocks.
 void KvTier::copy_leaving(int port, Time now) {
   if (leaving_.empty()) return;
   const std::vector<BlockHash> leaving = std::exchange(leaving_, {});

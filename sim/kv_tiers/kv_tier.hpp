@@ -9,7 +9,7 @@
 
 namespace moesim {
 
-/// What a tier did in a run, in blocks of one rank.
+/// Counts of a tier in a run, in blocks of one rank.
 struct KvTierTally {
   std::int64_t loads = 0, stores = 0;   ///< transfers
   std::int64_t read = 0, written = 0;   ///< blocks that they carried
@@ -56,17 +56,17 @@ class KvTier {
   KvTier(const KvTierPlan& plan, std::int64_t blocks, BlockShard of_block, int ports,
          TierBelow below = {});
 
-  /// Whether a block can be loaded.
+  /// True if a block can be loaded.
   bool has(BlockHash hash) const {
     const auto found = blocks_.find(hash);
     return found != blocks_.end() && found->second.landed;
   }
-  /// Whether a block is here or on its way here.
+  /// True if a block is here or on its way here.
   bool holds(BlockHash hash) const { return blocks_.contains(hash); }
   std::int64_t resident() const { return std::ssize(blocks_); }
   std::int64_t capacity() const { return capacity_; }
   const TierWrite& write() const { return *plan_.write; }
-  /// Whether a block that the memory above takes for other tokens is copied here.
+  /// True if a block that the memory above takes for other tokens is copied here.
   bool takes_leaving(BlockHash hash, int hits) const {
     return write().when_taken(hits, !owners_ || owners_->has(hash));
   }
@@ -98,7 +98,7 @@ class KvTier {
     std::vector<std::size_t> places{};  ///< in what was offered
   };
   /// Begins to store those of the offered blocks that it does not hold, as far as others can make
-  /// room: nothing, or one transfer unless some took no time.
+  /// room. Returns nothing, or one transfer unless some took no time.
   std::vector<Stored> store(int port, std::span<const BlockHash> offered, Time now);
   /// When a store that began now or before will have landed.
   Time stored_by(TransferId, Time now) const;

@@ -53,7 +53,7 @@ class TierEviction {
   virtual ~TierEviction() = default;
   /// The order of an empty tier with room for so many blocks.
   virtual std::unique_ptr<TierOrder> order(std::int64_t capacity) const = 0;
-  /// Whether its orders are told when sessions need their blocks next.
+  /// True if its orders are told when sessions need their blocks next.
   virtual bool looks_ahead() const { return false; }
 };
 
@@ -95,7 +95,7 @@ enum class TierPath {
 };
 inline constexpr std::array<std::string_view, 2> tier_path_names{"staged", "direct"};
 
-/// What of a block lies together in both memories, and moves as one piece.
+/// Units of a block that lie together in both memories, and move as one piece.
 enum class TierPieces {
   layer,  ///< what a layer keeps in one array: its keys, its values, its latent vectors
   block   ///< all layers (vLLM from 0.12 on)
@@ -129,7 +129,7 @@ struct KvTierPlan {
   TierPath path = TierPath::staged;
   Bytes capacity{};                ///< over all of `per`, ranks' shards together; or ...
   std::optional<double> of_hbm{};  ///< ... in KV caches of the HBM of all ranks of `per`
-  /// Of the link of one GPU: each moves its own shard.
+  /// Rates of the link of one GPU: each moves its own shard.
   BytesPerSecond bandwidth{}, write_bandwidth{};
   std::optional<BytesPerSecond> aggregate_bandwidth{};  ///< of all links of `per`, one direction
   Seconds latency{};
@@ -142,7 +142,7 @@ struct KvTierPlan {
 
 /// Pieces that move a block of which each layer's arrays lie in so many.
 double pieces_of_block(const KvTierPlan&, double of_layers);
-/// What a load takes on one GPU's link, with nothing else on any link and without the latency.
+/// Time of a load on one GPU's link, with nothing else on any link and without the latency.
 Seconds load_time(const KvTierPlan&, Bytes, double pieces);
 
 /// "kv_cache/tiers", nearest first, at most `most_tiers`. `host_link` is what the GPU's data sheet
@@ -152,8 +152,8 @@ std::vector<KvTierPlan> read_kv_tiers(const ConfigNode&, const Registry<TierEvic
                                       const Registry<TierWrite>&, BytesPerSecond host_link);
 std::span<const Key> kv_tier_keys();
 
-/// The share of the sheet's host link that copies of KV blocks reach where a config does not say:
-/// pinned copies measured on PCIe 5.0 x16 reach 50 to 54 of 63 GB/s.
+/// Share of the sheet's host link that copies of KV blocks reach where a config does not say.
+/// Pinned copies measured on PCIe 5.0 x16 reach 50 to 54 of 63 GB/s.
 inline constexpr double host_link_share = 0.85;
 
 }  // namespace moesim

@@ -7,8 +7,8 @@
 
 namespace moesim {
 
-/// Of the blocks that are not pinned the one that is needed last makes room; of those that are
-/// needed equally late, the one that was found or stored longest ago.
+/// Order in which the block that is needed last makes room, of those that are not pinned. Of blocks
+/// needed equally late it is the one that was found or stored longest ago.
 class NextUseOrder : public TierOrder {
  public:
   void add(BlockHash hash) final { put(hash, Place{far({}), ++stamps_}); }

@@ -88,8 +88,8 @@ Time after(Time begin, Seconds length) {
 
 }  // namespace
 
-// What each transfer gets, and when it ends at that. Equal parts are those of its port, or of all
-// ports where these have less. In a queue the first of each port goes; those behind follow.
+// Sets the rate of each transfer, and when it ends at that. Equal parts are those of its port, or
+// of all ports where these have less. In a queue the first of each port goes; those behind follow.
 void TransferLink::share_out() {
   const auto count =
       share_ == LinkShare::equal ? under_way_.size() : static_cast<std::size_t>(active_ports_);

@@ -21,9 +21,9 @@ inline constexpr std::array<std::string_view, 2> link_share_names{"fifo", "equal
 /// Names a transfer on its link: numbers in order of their start.
 using TransferId = std::uint64_t;
 
-/// One direction between ranks and a memory below HBM. Each rank has a port of its own. A transfer
-/// of b bytes in n pieces that has its port to itself takes latency + n piece_time + b / rate;
-/// those times of transfers that share a port add up.
+/// A direction between ranks and a memory below HBM. Each rank has a port of its own. A transfer of
+/// b bytes in n pieces that has its port to itself takes latency + n piece_time + b / rate. Those
+/// times of transfers that share a port add up.
 class TransferLink {
  public:
   struct Rates {
@@ -36,7 +36,7 @@ class TransferLink {
 
   /// Begins a transfer. `now` never decreases.
   TransferId start(int port, Bytes, Time now, double pieces = 1);
-  /// What a transfer takes at the full rate of its port.
+  /// Time of a transfer at the full rate of its port.
   Seconds alone(Bytes, double pieces) const;
   /// When the next transfer ends if none begins before; nothing if none is under way.
   std::optional<Time> next() const;

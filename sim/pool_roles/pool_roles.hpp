@@ -8,7 +8,7 @@
 
 namespace moesim {
 
-/// What an EP group does where prefill and decode have pools of their own.
+/// Roles of an EP group where prefill and decode have pools of their own.
 enum class PoolRole { prefill, decode };
 constexpr PoolRole other(PoolRole role) {
   return role == PoolRole::prefill ? PoolRole::decode : PoolRole::prefill;
@@ -23,7 +23,7 @@ struct RoleChange {
   std::optional<Time> serves{};   ///< when it took requests in the other pool
 };
 
-/// What a pool was like since the policy was last asked: means over samples of its groups.
+/// Load of a pool since the policy was last asked: means over samples of its groups.
 struct RoleLoad {
   int groups = 0;                              ///< that take requests
   double kv_utilization = 0;                   ///< share of their KV blocks that are held
@@ -32,7 +32,7 @@ struct RoleLoad {
   /// Means of what clients saw: of a prefill pool the time to a first token, of a decode pool the
   /// time between two tokens. None where no token came.
   std::optional<Seconds> latency{};
-  /// What clients are owed of it.
+  /// Objective of clients for it.
   std::optional<Seconds> objective{};
 };
 
@@ -46,9 +46,9 @@ struct RolesSeen {
 class PoolRoles {
  public:
   virtual ~PoolRoles() = default;
-  /// Whether it ever moves a group; one that does not is never asked.
+  /// True if it ever moves a group; one that does not is never asked.
   virtual bool moves() const { return true; }
-  /// Whether it goes by objectives, so that a config has to give both.
+  /// True if it goes by objectives, so that a config has to give both.
   virtual bool needs_objectives() const { return false; }
   /// The pool that is to get a group of the other one. Asked once an interval.
   virtual std::optional<PoolRole> wants(const RolesSeen&) = 0;
@@ -60,14 +60,14 @@ using PoolRolesFactory = Factory<PoolRoles>;
 /// The table: fixed, thresholds, slo.
 const Registry<PoolRolesFactory>& pool_roles();
 
-/// What holds under every policy.
+/// Options that hold under every policy.
 struct RoleChangeOptions {
   Seconds interval{};       ///< between two decisions
   Seconds sample{};         ///< between two samples of the pools
   int grace_intervals = 0;  ///< after a change, in which the pool that got a group gives none
   int least_groups = 1;     ///< that stay in each pool
   Seconds switch_time{};    ///< of a group that has drained, until it serves
-  /// Of a GPU that loads its weights anew; none: the weights of both roles are the same.
+  /// Rate of a GPU that loads its weights anew; unset: the weights of both roles are the same.
   std::optional<BytesPerSecond> reload{};
 };
 /// Beside the options of the policy.

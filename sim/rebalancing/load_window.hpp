@@ -15,7 +15,7 @@ class LoadWindow {
   /// `steps` >= 1 are remembered.
   LoadWindow(std::size_t steps, int layers, int experts);
 
-  /// One step's tokens, [layers, experts]; the oldest step is forgotten when the window is full.
+  /// Adds one step's tokens, [layers, experts]; a full window forgets the oldest step.
   void add(std::span<const std::int32_t> tokens);
   /// Sums over the window, [layers][experts].
   std::vector<ExpertLoad> loads() const;

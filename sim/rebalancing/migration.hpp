@@ -8,7 +8,7 @@
 
 namespace moesim {
 
-/// One change of one layer's map. No expert loses its last copy.
+/// A change of one layer's map. No expert loses its last copy.
 struct Migration {
   /// replicate: `expert` also on `target`; swap: `expert` from `source` to `target` and `partner`
   /// the other way; drop: `target` gives up its copy of `expert`.
@@ -23,13 +23,13 @@ struct MigrationLimits {
   int max_copies = 3;
 };
 
-/// Whether a layer's map still allows it.
+/// True if a layer's map still allows it.
 bool allows(const LayerPlacement&, const Migration&, const MigrationLimits&,
             std::span<const char> live);
 /// The map after it.
 LayerPlacement after(const LayerPlacement&, const Migration&);
 
-/// What a layer takes per step, expected:
+/// Expected time of a layer per step:
 ///   max over ranks of max(weight_time E[active slots], token_time E[tokens])
 ///     + token_seconds * tokens whose copy stands elsewhere
 /// Copies get equal shares; a slot with x tokens expected is active with 1 - exp(-x).
@@ -44,9 +44,9 @@ struct LayerSeen {
   std::span<const char> live;  ///< by EP rank
 };
 
-/// Candidates of one layer for the ranks whose experts stand elsewhere too often: each rank's
-/// `replicas` most wanted experts that it lacks, swaps of the 3 most wanted ones with its 3 least
-/// wanted, and drops of its `replicas` least wanted copies. Their nets are not set.
+/// Candidates of one layer for the ranks whose experts are elsewhere too often. A rank gets copies
+/// of its `replicas` most wanted experts that it lacks. It swaps the 3 most wanted with its 3 least
+/// wanted ones, and drops its `replicas` least wanted copies. Their nets are not set.
 std::vector<Migration> candidates(const LayerSeen&, std::span<const char> ranks, int replicas,
                                   const MigrationLimits&);
 

@@ -28,16 +28,16 @@ struct LayerMovement {
   std::vector<int> reloaded;  ///< slots for which no rank has a copy, [ranks]
 };
 
-/// Where `to`'s weights come from when a layer stands as `from`. Ranks that are not `live` give
+/// Sources of `to`'s weights when a layer is placed as `from`. Ranks that are not `live` give
 /// nothing (empty: all are). `ranks_per_domain` are neighbours on NVLink. Equal maps move nothing.
 LayerMovement movement(const LayerPlacement& from, const LayerPlacement& to, SourceRule,
                        int ranks_per_domain, std::span<const char> live = {});
 
-/// `to`, with every expert that stays on its GPU in the slot it has in `from`, and newcomers in
-/// their order in the slots that are left.
+/// Returns `to` with experts that stay on their GPU in the slots that they have in `from`.
+/// Newcomers take the slots that are left, in their order.
 LayerPlacement keep_slots(const LayerPlacement& from, const LayerPlacement& to);
 
-/// What moving one layer takes while nothing else uses the links. Bytes are summed over all GPUs.
+/// Cost of moving one layer while nothing else uses the links. Bytes are summed over all GPUs.
 struct MoveCost {
   Seconds time{};                      ///< on the links and into place
   Resource bound = Resource::latency;  ///< of the longer part

@@ -17,7 +17,7 @@ struct PopularityOptions {
 PopularityOptions read_popularity(const ConfigNode&);
 std::span<const Key> popularity_keys();
 
-/// One layer's demand: tokens per step that ask for an expert, by the EP rank that holds them,
+/// Demand of one layer: tokens per step that ask for an expert, by the EP rank that holds them,
 /// [ranks, experts].
 struct LayerDemand {
   int ranks = 0, experts = 0;
@@ -30,8 +30,8 @@ struct LayerDemand {
   ExpertLoad total() const;
 };
 
-/// Which ranks ask for which experts: the ranks' own history, or what their running requests asked
-/// for so far, one token per request and step, which goes with requests when they go.
+/// Demand of ranks for experts, by the ranks' own history or by what their running requests asked
+/// for so far. That is one token per request and step, and ends with the request.
 class Popularity {
  public:
   Popularity(const PopularityOptions&, int dp, int ep, int layers, int experts);

@@ -29,8 +29,8 @@ struct StepSeen {
   std::int64_t step = 0;                 ///< 0, 1, ...
   Time now{};                            ///< when it ends
   std::span<const std::int32_t> tokens;  ///< [MoE layers, experts], without dummy tokens
-  /// Where they came from: rows of the traces, whose `rank` is a DP rank, and the request that each
-  /// range is of; no_request for a dummy.
+  /// Sources of the tokens: rows of the traces, whose `rank` is a DP rank, and the request that
+  /// each range is of; no_request for a dummy.
   std::span<const RowRange> ranges;
   std::span<const std::uint32_t> request_of_range;
   static constexpr std::uint32_t no_request = 0xffffffff;
@@ -44,7 +44,7 @@ struct StepSeen {
 class Rebalancer {
  public:
   virtual ~Rebalancer() = default;
-  /// Whether it ever decides anything; one that does not is never shown a step.
+  /// True if it ever decides anything; one that does not is never shown a step.
   virtual bool watches() const { return true; }
   /// Called once per step. Answers nothing while `moving`. Ties: lowest id.
   virtual std::optional<RebalancePlan> after_step(const StepSeen&) = 0;
@@ -54,7 +54,7 @@ class Rebalancer {
   virtual int free_slots() const { return 0; }
 };
 
-/// What rebalancers are built for.
+/// Context that rebalancers are built for.
 struct RebalancingContext {
   const Registry<Placer>& placers;
   PlacementProblem problem;

@@ -8,7 +8,7 @@
 
 namespace moesim {
 
-/// What rebalancing did to a run.
+/// Effects of rebalancing on a run.
 struct RebalancingLog {
   struct Event {
     Time at{};
@@ -36,9 +36,9 @@ struct RebalancingLog {
 ///
 /// Synchronous: planning and movement lengthen the step after which they are due, as engines
 /// rebalance before a step's tokens leave. Asynchronous: a layer's transfer advances at full rate
-/// while a step computes. What a step sends over the link that bounds the transfer goes at 1 -
-/// link_share of its rate meanwhile and the transfer at link_share of its own; a collective bound
-/// by latency notices nothing.
+/// while a step computes. While a step sends over the link that bounds the transfer, the step has 1
+/// - link_share of its rate, and the transfer link_share of its own. A collective bound by latency
+/// notices nothing.
 class Relocation {
  public:
   explicit Relocation(double link_share) : link_share_(link_share) {}

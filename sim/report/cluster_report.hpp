@@ -12,7 +12,7 @@ namespace moesim {
 // What a report of several models on one cluster holds, as documented in the tables of
 // cluster_report.cpp.
 
-/// What a deployment would do without the others.
+/// Figures of a deployment without the others.
 struct AloneStats {
   std::optional<double> median_ttft_ms, median_tpot_ms;
   double output_throughput = 0, request_goodput = 0;
@@ -63,7 +63,7 @@ struct ClusterReport {
 /// Every key of the file, in its order; under /deployments/NAME/report stands a Report.
 const std::vector<ReportKey>& cluster_report_keys();
 
-/// What a run sends between NVLink domains, in the mean: exchanges and all-reduces of steps, and KV
+/// Mean rate of a run between NVLink domains. Counts exchanges and all-reduces of steps, and KV
 /// caches from pool to pool over the network, as many as there are requests that finish. Experts
 /// that move and hops between pipeline stages are left out.
 BytesPerSecond mean_network_rate(const Report&);

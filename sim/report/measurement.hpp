@@ -26,7 +26,7 @@
 
 namespace moesim {
 
-/// What one EP group did.
+/// Totals of one EP group.
 struct GroupTotals {
   std::int64_t steps = 0;
   double seconds = 0;  ///< it computed
@@ -37,7 +37,7 @@ struct GroupTotals {
   KvSum kv;
 };
 
-/// What rates are made of. Of a step that is only partly within the window, that share.
+/// Tokens that rates are made of. A step that is partly within the window counts by that share.
 struct WindowTokens {
   double output = 0, prompt = 0;  ///< emitted; of requests with their first token
   double computed = 0;            ///< prefill and decode tokens
@@ -49,7 +49,7 @@ struct WindowTokens {
 /// `tokens` and the groups' `busy`. Of several EP groups: over the steps of all.
 struct Totals {
   Time begin{}, end{};
-  /// By section of the report.
+  /// Sums by section of the report.
   std::tuple<StepSum, ExpertSum, ExpertMemorySum, BatchSum, CommunicationSum, BreakdownSum, AfdSum,
              KvSum, SpeculationSum, CoverageSum>
       sums;
@@ -64,12 +64,12 @@ struct Totals {
   double busy_seconds() const { return of<StepSum>().seconds(); }
 };
 
-/// Watches the EP groups of a run that are alike. Measuring starts once the warm-up's requests have
-/// arrived and as many have left, and ends with the last arrival. When less than half of the
-/// requests that arrive meanwhile would also leave meanwhile, there is no steady state to measure:
-/// all after the warm-up is. A window that does not hold several steps of every group that has
-/// computed measures nothing but where it was cut: the next longer one takes its place, the whole
-/// run at last. The whole run is measured too where all requests arrived before measuring started.
+/// Watches the similar EP groups of a run. Measuring starts once the warm-up's requests have
+/// arrived and as many have left, and ends with the last arrival. If less than half of the requests
+/// that arrive in this time would also leave in it, there is no steady state to measure. Then all
+/// after the warm-up is measured. A window without several steps of every group that has computed
+/// measures nothing but where it was cut. The next longer one replaces it, the whole run at last.
+/// The whole run is measured too where all requests arrived before measuring started.
 class Measurement {
  public:
   /// `total_blocks` are the KV blocks of one group.
@@ -94,9 +94,9 @@ class Measurement {
   const OverTime& over_time() const { return over_time_; }
 
   enum class Window { steady, after_warm_up, whole };
-  /// What there is to measure.
+  /// Window that can be measured.
   Window window() const;
-  /// Whether every group took several steps within these totals.
+  /// True if every group took several steps within these totals.
   bool holds_several_steps(const Totals&) const;
   /// The totals of a window, for a run that ended at `now`.
   Totals finish(Time now, Window window);

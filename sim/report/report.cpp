@@ -103,7 +103,7 @@ bool stands_for_several(std::string_view name) {
   return !name.empty() && std::ranges::all_of(name, [](char c) { return c >= 'A' && c <= 'Z'; });
 }
 
-// Whether a pointer is one that a documented pointer stands for.
+// True if a documented pointer means this pointer.
 bool is_one_of(std::string_view pointer, std::string_view documented) {
   const auto cut = [](std::string_view& rest) {
     const std::size_t end = std::min(rest.find('/', 1), rest.size());

@@ -42,7 +42,7 @@ struct AnchorStats {
   double leave_one_out_error = 0, tpot_factor = 1, ttft_factor = 1;
 };
 
-/// What the EP groups of one pool did.
+/// Statistics of the EP groups of one pool.
 struct PoolStats {
   StepStats steps;
   ExpertStats experts;
@@ -77,7 +77,7 @@ struct PoolsStats {
   std::optional<PoolRolesStats> roles;  ///< where groups may move
 };
 
-/// What the simulator itself did: never part of the document, which is the same on every machine.
+/// Work of the simulator itself: never part of the document, which is the same on every machine.
 struct SimulatorWork {
   std::int64_t steps = 0;
   std::int64_t routed_ids = 0;
@@ -106,10 +106,10 @@ struct Report {
 
 /// Every key of the report file, in its order.
 const std::vector<ReportKey>& report_keys();
-/// What documents the value at a pointer into the report file, or nullptr.
+/// Finds the key that documents the value at a pointer of the report file, or nullptr.
 const ReportKey* find_report_key(std::string_view pointer);
 
-/// Whether every number in a document is one: JSON would write NaN and infinity as null.
+/// True if every number in a document is one: JSON would write NaN and infinity as null.
 bool all_numbers_finite(const OrderedJson&);
 
 }  // namespace moesim

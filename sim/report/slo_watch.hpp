@@ -16,10 +16,10 @@ struct SloMissed {
   double attained;  ///< share of the requests decided so far that met every objective
 };
 
-/// Ends a run that cannot meet its SLO any more: throws SloMissed as soon as so many of the
-/// requests that are measured have missed an objective that slo_attainment would stay below
-/// `attainment` even if all others met it. A request has missed when its deadline has passed, even
-/// if it still runs. The experiment outlives the watch and has a number of requests.
+/// Ends a run that cannot meet its SLO any more. Throws SloMissed as soon as so many measured
+/// requests have missed an objective that slo_attainment would stay below `attainment` even if all
+/// others met it. A request has missed when its deadline has passed, even if it still runs. The
+/// experiment outlives the watch and has a number of requests.
 class SloWatch : public RunObserver {
  public:
   /// `from_start`: what comes before the warm-up has ended counts too, and so a run ends as soon as
@@ -44,7 +44,7 @@ class SloWatch : public RunObserver {
     bool operator>(const Deadline& other) const { return at > other.at; }
   };
 
-  // As Measurement does: when requests begin to count.
+  // Starts when requests begin to count, as Measurement does.
   void start_if_warm();
   void pass_deadlines();
   void decide(std::uint32_t id, bool met);

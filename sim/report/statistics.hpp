@@ -75,7 +75,7 @@ class CountHistogram {
   void carry();
 
   std::vector<std::int64_t> buckets_;
-  // Counts of `uncarried_` values below 1,024 more: a quarter of the size, as steps of many layers
+  // Counts of `uncarried_` values below 1,024 more: a quarter of the size. Steps of many layers
   // fill many histograms, which leave the near caches from step to step.
   std::vector<std::uint16_t> narrow_;
   std::int64_t uncarried_ = 0;

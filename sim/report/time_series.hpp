@@ -23,8 +23,8 @@ struct TimeBucket {
 };
 const Fields<TimeBucket>& fields_of(const TimeBucket*);
 
-/// A run as it went, from its first step to its last, the warm-up included: buckets of equally many
-/// steps, of which there are between half of `most_buckets` and all once the run is that long.
+/// A run as it went, from its first step to its last, the warm-up included. It has buckets of
+/// equally many steps: between half of `most_buckets` and all once the run is that long.
 class OverTime {
  public:
   static constexpr std::size_t most_buckets = 100;

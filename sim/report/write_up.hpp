@@ -15,7 +15,7 @@ namespace moesim {
 
 struct Report;
 
-/// One EP group, as a run leaves it.
+/// An EP group, as a run leaves it.
 struct InstanceRun {
   int number = 0;  ///< StepRecord::instance
   int shown = 0;   ///< the number that reports show: a group that changes pools keeps its own
@@ -31,7 +31,7 @@ struct TierRun {
   std::int64_t ranks = 0;     ///< that shared it
 };
 
-/// What a router that takes time was asked.
+/// Decisions of a router that takes time.
 struct RouterTally {
   std::int64_t decisions = 0;
   Duration waited{};  ///< from a request's arrival at the router to its decision
@@ -48,7 +48,7 @@ struct PoolRun {
   std::vector<TierRun> tiers;           ///< those of a depth are alike but for their ranks
 };
 
-/// What went from the prefill pool to the decode pool.
+/// Transfers from the prefill pool to the decode pool.
 struct KvTransferTally {
   std::int64_t transfers = 0;
   Bytes bytes{};
@@ -57,7 +57,7 @@ struct KvTransferTally {
   Seconds exposed{};  ///< between first tokens and the KV caches' arrivals, waiting included
 };
 
-/// What went on between two pools.
+/// Traffic between two pools.
 struct BetweenPools {
   KvTransferTally kv;
   std::vector<RoleChange> role_changes;

@@ -212,8 +212,8 @@ std::vector<std::size_t> subset_of(std::span<const std::int64_t> sizes, std::siz
   std::sort(sorted.begin(), sorted.end());
   const std::int64_t least = std::accumulate(
       sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(count), std::int64_t{0});
-  // From the smallest subset any other is reached by exchanges, each of which adds at most the
-  // largest size: the smallest sum above the margin is no further than that above it.
+  // Any subset is reached from the smallest one by exchanges, each of which adds at most the
+  // largest size. So the smallest sum above the margin is no further than that above it.
   const std::int64_t most = std::max(least, margin + sorted.back());
   // reach[i][j]: sums of exactly j of the first i sizes.
   std::vector<std::vector<Reachable>> reach(1, std::vector<Reachable>(count + 1, Reachable(most)));

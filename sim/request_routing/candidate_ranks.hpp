@@ -38,9 +38,9 @@ struct PoolRanks {
 };
 PoolRanks pool_ranks(std::span<const RankLoad> ranks, std::vector<double> loads);
 
-/// What adding S tokens is worth on one rank: F(S) = alpha S sum_t d_t - beta sum_t d_t max(S -
-/// m_t, 0), where m_t is how far the rank's load is below the envelope, the largest load of any
-/// rank of its EP group.
+/// Worth of adding S tokens to one rank: F(S) = alpha S sum_t d_t - beta sum_t d_t max(S - m_t, 0).
+/// Here m_t is how far the rank's load is below the envelope, the largest load of any rank of its
+/// EP group.
 class PoolGain {
  public:
   PoolGain(const PoolRules&, const PoolRanks&, std::size_t rank);
@@ -67,9 +67,9 @@ class PoolGain {
 void select_from_pool(const PoolRules&, PoolRanks, std::span<const PendingRequest> pending,
                       std::span<const RankLoad> ranks, double lambda, std::vector<Assignment>&);
 
-/// The requests (ascending) of the subset of exactly `count` of `sizes` whose sum is the largest up
-/// to `margin`, else the smallest above it; of equal sums the one of late requests. Empty when
-/// there are fewer.
+/// Returns the requests (ascending) of the subset of exactly `count` of `sizes` whose sum is the
+/// largest up to `margin`, else the smallest above it. Of equal sums it is the one of late
+/// requests. Empty when there are fewer.
 std::vector<std::size_t> subset_of(std::span<const std::int64_t> sizes, std::size_t count,
                                    std::int64_t margin);
 

@@ -23,10 +23,10 @@ struct LikelyExpert {
   friend bool operator==(const LikelyExpert&, const LikelyExpert&) = default;
 };
 
-/// Predicts which experts a request will use from those that finished before it [expert-locality]:
-/// the `top` most used per layer of the latest request whose prompt shares at least 4/5 of its
-/// blocks with it, as a prefix; else of all requests of its topic, if one is given and any request
-/// of it finished; else of all requests. Equal use: lowest expert.
+/// Predicts which experts a request will use from those that finished before it [expert-locality].
+/// They are the `top` most used per layer of the latest request whose prompt shares at least 4/5 of
+/// its blocks with it, as a prefix. Else they are those of all requests of its topic, if one is
+/// given and any request of it finished; else of all requests. Equal use: lowest expert.
 class ExpertHistory {
  public:
   ExpertHistory(int layers, int experts, int experts_per_token);

@@ -66,15 +66,15 @@ std::vector<double> project(std::span<const std::int32_t> points, std::span<cons
   return loads;
 }
 
-/// What a request of s tokens adds to the load above the envelope on each rank:
-/// sum_k weight_k * max(s + grow * h_k - (M(h_k) - L_g(h_k)), 0), where M = max L over the ranks of
-/// g's EP group, plus how far M is above the least of any group's: the group with the request,
-/// above the one that waits least without it. [ranks].
+/// Load above the envelope that a request of s tokens adds on each rank, [ranks]: sum_k weight_k *
+/// max(s + grow * h_k - (M(h_k) - L_g(h_k)), 0), where M = max L over the ranks of g's EP group.
+/// Added is how far M is above the least of any group's: the group with the request, above the one
+/// that waits least without it.
 std::vector<double> overflow(const HorizonPoints&, std::span<const double> loads,
                              std::span<const RankLoad> ranks, double s, bool grow);
 
-/// The drift that breaks its ties, sum_k weight_k * (L_g(h_k) - mean L(h_k)) * (s + h_k), [ranks];
-/// the mean is over all groups, so that the lightest rank of all has the least.
+/// Drift that breaks its ties, sum_k weight_k * (L_g(h_k) - mean L(h_k)) * (s + h_k), [ranks]. The
+/// mean is over all groups, so that the lightest rank of all has the least.
 std::vector<double> drift(const HorizonPoints&, std::span<const double> loads, std::size_t ranks,
                           double s);
 

@@ -23,7 +23,7 @@ struct RankRequest {
   std::int32_t prefill_left = 0;
 };
 
-/// One data-parallel rank as routers see it.
+/// A data-parallel rank as routers see it.
 struct RankLoad {
   /// KV tokens of running and waiting requests, including one that was just routed.
   std::int64_t kv_tokens = 0;
@@ -59,7 +59,7 @@ struct PendingRequest {
   Duration kin_idle{};
   /// The hashes of its prompt's whole blocks; empty without RouterNeeds::prefixes.
   std::span<const BlockHash> hashes{};
-  /// What each rank has cached of its prompt, [rank]; empty without RouterNeeds::prefixes.
+  /// Hits of its prompt in the cache of each rank, [rank]; empty without RouterNeeds::prefixes.
   std::span<const CacheHit> hits{};
   /// The share of the experts that it will need which the rank's own GPUs host, [rank]; empty
   /// without RouterNeeds::locality.
@@ -71,7 +71,7 @@ struct PendingRequest {
   std::span<const double> experts_added{};
 };
 
-/// What a router decides from.
+/// State from which a router decides.
 struct RoutingState {
   Time now{};
   std::span<const PendingRequest> pending;   ///< in order of arrival, never empty
@@ -87,16 +87,16 @@ struct Assignment {
   double score = 0;  ///< what the router went by, for the record
 };
 
-/// What a router knows a request's experts from (ExpertHistory). `prompt` is what a front end of a
-/// decode pool can be told with the KV cache; `first_tokens` is known to none before they are
-/// generated: what knowing them would be worth.
+/// Sources of a router's knowledge of a request's experts (ExpertHistory). `prompt` is what a front
+/// end of a decode pool can be told with the KV cache. `first_tokens` is unknown before they are
+/// generated: it tells what knowing them would be worth.
 enum class ExpertsFrom { history, topic, prompt, first_tokens };
 
-/// Which requests a router sees as related: all of a session, or those of agents that one agent of
-/// the session has started (and apart from them those of its main agent).
+/// Requests that a router sees as related: all of a session, or those of agents that one agent of
+/// the session has started. Those of its main agent are then apart.
 enum class Kin { none, session, siblings };
 
-/// What a router looks at beside loads. What it does not need is not gathered.
+/// Needs of a router apart from loads. What it does not need is not gathered.
 struct RouterNeeds {
   std::size_t window = 1;  ///< pending requests that it chooses among
   bool requests = false;
@@ -110,7 +110,7 @@ struct RouterNeeds {
 };
 
 /// Chooses DP ranks for requests. Asked when requests arrive and when a step has ended while some
-/// are pending, and again with what is then left and loaded until it assigns none.
+/// are pending. Asked again with what is then left and loaded until it assigns none.
 class RequestRouter {
  public:
   virtual ~RequestRouter() = default;
@@ -120,7 +120,7 @@ class RequestRouter {
   virtual RouterNeeds needs() const { return {}; }
 };
 
-/// What routers are built with.
+/// Context that routers are built with.
 struct RouterContext {
   std::uint64_t seed = 1;  ///< names their random streams
   int ranks = 1;

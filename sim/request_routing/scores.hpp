@@ -12,9 +12,9 @@ namespace moesim {
 /// max L - sum L when s tokens go to a rank that is m below the most loaded one.
 double barrier_gain(std::int64_t s, std::int64_t margin, std::int64_t ranks);
 
-/// cache_aware of [SGLang]: when the requests on workers differ by more than
-/// `absolute` and by more than a factor `relative` the shortest queue; else the best match, if it
-/// is above the threshold, else the smallest tree. Ties lowest index.
+/// Limits of cache_aware of [SGLang]. If the requests on workers differ by more than `absolute` and
+/// by more than a factor `relative` it takes the shortest queue. Else it takes the best match, if
+/// it is above the threshold, else the smallest tree. Ties lowest index.
 struct CacheAwareLimits {
   double cache_threshold = .3;
   std::int64_t absolute = 64;
@@ -27,7 +27,7 @@ std::size_t cache_aware_choice(const CacheAwareLimits&, std::span<const std::int
 /// T)); all equal -> uniform.
 std::vector<double> dynamo_probabilities(std::span<const double> logits, double temperature);
 
-/// One rank's part in the joint score [expert-locality].
+/// Terms of one rank in the joint score [expert-locality].
 struct JointTerms {
   double prompt_tokens = 0;
   double hit = 0;       ///< share of the prompt that is cached

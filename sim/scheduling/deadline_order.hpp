@@ -17,10 +17,10 @@ struct DeadlineQueue {
 
 /// Earliest deadline first [EDF], over what waits:
 ///   laxity = deadline - now - time of the prompt alone, in pieces of `chunk` tokens
-/// First those whose clients have seen a token, in order of arrival. Then by deadline those whose
-/// laxity is not below zero, ties by arrival; then those of which it is, by arrival: under overload
-/// EDF alone would let each late request make the next one late. The time is that of all tokens
-/// which the queue says are to be computed; a prefix that is cached is found later.
+/// First come those whose clients have seen a token, in order of arrival. Then by deadline those
+/// whose laxity is not below zero, ties by arrival. Then those of which it is, by arrival: under
+/// overload EDF alone would let each late request make the next one late. The time is that of all
+/// tokens which the queue says are to be computed; a prefix that is cached is found later.
 DeadlineQueue order_by_deadline(const QueueView&, std::int64_t chunk, std::span<Sequence> waiting);
 
 }  // namespace moesim

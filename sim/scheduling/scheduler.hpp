@@ -14,25 +14,25 @@
 
 namespace moesim {
 
-/// What a step costs that is alike on all ranks.
+/// Price of a step that is equal on all ranks.
 struct StepPrice {
   /// Seconds of a step with 1, 2, 4, .. tokens per rank; at least two figures.
   std::vector<double> of_tokens;
   /// Seconds more for each token in the KV cache that a rank's decodes read.
   double of_context = 0;
-  /// Seconds of a step with so large a piece of one prompt per rank, of 1, 2, 4, .. tokens up to
-  /// the first that is no less than max_num_batched_tokens; empty unless
+  /// Seconds of a step with so large a piece of one prompt per rank. Sizes are 1, 2, 4, .. tokens
+  /// up to the first that is no less than max_num_batched_tokens. Empty unless
   /// Scheduler::prices_prompts().
   std::vector<double> of_prompt{};
   /// The estimate for so many tokens and so much context: a straight line between two powers of
   /// two, and beyond the last.
   Seconds time(std::int64_t tokens, std::int64_t context) const;
-  /// What a prompt of so many tokens takes alone, in pieces of `chunk` tokens. What a later piece
+  /// Time of a prompt of so many tokens alone, in pieces of `chunk` tokens. What a later piece
   /// reads of those before it is left out.
   Seconds prompt_time(std::int64_t tokens, std::int64_t chunk) const;
 };
 
-/// What the order of a rank's sequences may go by beside the sequences.
+/// Facts that the order of a rank's sequences may go by, apart from the sequences.
 struct QueueView {
   Time now{};
   std::span<const Sequence> running{};  ///< of the rank
@@ -43,14 +43,14 @@ struct QueueView {
   Seconds between_seats{};
 };
 
-/// What a step may do of prompts.
+/// Work of a step on prompts.
 enum class PromptWork {
   all,
   under_way,  ///< chunks of those that have begun
   none        ///< nothing but the last token of one that is cached but for that
 };
 
-/// One data-parallel rank between two steps.
+/// A data-parallel rank between two steps.
 struct RankView {
   std::span<const Sequence> running;  ///< in order of admission, or as the scheduler puts them
   std::span<const Sequence> waiting;  ///< first come, first served, or as the scheduler puts them
@@ -62,7 +62,7 @@ struct RankView {
   const StepPrice* price = nullptr;
   /// The cache in which waiting sequences find their prefixes; null without prefix caching.
   const KvCache* cache = nullptr;
-  /// Whether it is known that every running sequence needs one token.
+  /// True if it is known that every running sequence needs one token.
   bool needs_one_each = false;
   PromptWork prompts = PromptWork::all;
 };
@@ -76,9 +76,9 @@ struct StepPlan {
   std::vector<std::int32_t> admitted_tokens;
   /// How many sequences at the end of `running` give up their blocks, to be recomputed later.
   std::size_t preempted = 0;
-  /// Whether it is known that every running sequence computes one token, and that is all.
+  /// True if it is known that every running sequence computes one token, and that is all.
   bool one_each = false;
-  /// Whether no sequence computes.
+  /// True if no sequence computes.
   bool empty() const;
   bool parks() const;
   /// Tokens of the step over all sequences.
@@ -86,14 +86,14 @@ struct StepPlan {
   void clear();
 };
 
-/// What the ranks of a group agreed to do together in the next step.
+/// Turn that the ranks of a group agreed on for the next step.
 enum class Turn {
   any,      ///< prefill and decode may share the step
   prefill,  ///< some rank has prompt tokens to compute: no rank decodes
   decode
 };
 
-/// What a rank's KV cache must have room for when a sequence is admitted: TensorRT-LLM's
+/// Room that a rank's KV cache must have when a sequence is admitted: TensorRT-LLM's
 /// CapacitySchedulerPolicy (tensorrt_llm/llmapi/llm_args.py).
 enum class CapacityPolicy {
   max_utilization,     ///< what is computed now; where blocks run out a running sequence gives way
@@ -109,24 +109,24 @@ class Scheduler {
   /// Never takes more than the budget, the token room, max_num_seqs or the free blocks allow; keeps
   /// the order of the view. `plan` is overwritten.
   virtual void plan(const RankView&, Turn, StepPlan& plan) const = 0;
-  /// Whether sequences are served in another order than that of their arrival. Then a rank's are
+  /// True if sequences are served in another order than that of their arrival. Then a rank's are
   /// put in order before each plan.
   virtual bool reorders() const { return false; }
   /// Puts those that wait in the order in which they are to be admitted; as they came unless they
   /// were put in order before.
   virtual void order_waiting(const QueueView&, std::span<Sequence> /*waiting*/) const {}
-  /// Whether, of two that run, the first keeps its blocks longer; if neither does, the one that was
-  /// admitted first.
+  /// True if, of two that run, the first keeps its blocks longer. If neither does, it is the one
+  /// that was admitted first.
   virtual bool keeps_longer(const Sequence&, const Sequence&) const { return false; }
-  /// Whether it goes by deadlines, so that every request needs one.
+  /// True if it goes by deadlines, so that every request needs one.
   virtual bool needs_deadlines() const { return false; }
-  /// Whether the ranks must agree on prefill or decode before each step.
+  /// True if the ranks must agree on prefill or decode before each step.
   virtual bool separates_phases() const { return false; }
-  /// Whether all of a prompt but its last token is in the KV cache when a request arrives.
+  /// True if all of a prompt but its last token is in the KV cache when a request arrives.
   virtual bool prompts_arrive_computed() const { return false; }
-  /// Whether it plans by the price of steps.
+  /// True if it plans by the price of steps.
   virtual bool needs_price() const { return false; }
-  /// Whether that is to hold the price of prompts.
+  /// True if that is to hold the price of prompts.
   virtual bool prices_prompts() const { return false; }
   virtual std::int32_t max_num_batched_tokens() const = 0;
   virtual std::int32_t max_num_seqs() const = 0;
@@ -143,8 +143,8 @@ struct BatchLimits {
   std::int32_t max_num_seqs = 0;
   /// The most tokens of one prompt in a step; 0 = no limit.
   std::int32_t long_prefill_token_threshold = 0;
-  /// A waiting sequence is admitted only when blocks are free for all its tokens, though it takes
-  /// those of its first chunk only: vLLM's scheduler_reserve_full_isl, on by default.
+  /// True: a waiting sequence is admitted only when blocks are free for all its tokens, though it
+  /// takes those of its first chunk only. That is vLLM's scheduler_reserve_full_isl, on by default.
   bool reserve_full_prompt = true;
   CapacityPolicy capacity = CapacityPolicy::max_utilization;
 };
@@ -180,17 +180,17 @@ class LimitedScheduler : public Scheduler {
   BatchLimits limits_;
 };
 
-/// What a running sequence does for which no blocks are left, though all behind it gave up theirs.
+/// Action of a running sequence for which no blocks are left, though all behind it gave up theirs.
 enum class OutOfBlocks {
   gives_up,  ///< is preempted itself, as in vLLM
   waits      ///< keeps what it has computed and sits out
 };
 
-/// What running sequences leave to waiting ones.
+/// Resources that running sequences leave to waiting ones.
 struct Leftover {
   std::int32_t budget;
   KvPlan kv;
-  /// Whether a running sequence went short of blocks: then no waiting one is admitted.
+  /// True if a running sequence went short of blocks: then no waiting one is admitted.
   bool out_of_blocks = false;
 };
 
@@ -236,14 +236,14 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
 /// fit ends it. Each computes what it does not find in the prefix cache after those before it.
 void plan_waiting(const RankView&, const BatchLimits&, Leftover&, StepPlan&);
 
-/// Plans one token for each running sequence without a look at each, where these need no more,
-/// nobody waits for a free seat, and budget and blocks suffice in any case. Otherwise false, and no
+/// Plans one token for each running sequence without a look at each. These then need no more,
+/// none waits for a free seat, and budget and blocks suffice in any case. Otherwise false, and no
 /// plan.
 bool plan_one_each(const RankView&, const BatchLimits&, StepPlan&);
 
-/// A whole step of [vLLM] v1 (vllm/v1/core/sched/scheduler.py). Running sequences
-/// come first, in order, so that decodes are never held up by a prompt; waiting ones are admitted
-/// only when nothing had to be preempted.
+/// Plans a whole step of [vLLM] v1 (vllm/v1/core/sched/scheduler.py). Running sequences come first,
+/// in order, so that no prompt delays decodes. Waiting ones are admitted only when no sequence had
+/// to be preempted.
 void plan_first_come(const RankView&, const BatchLimits&, StepPlan&);
 
 }  // namespace moesim

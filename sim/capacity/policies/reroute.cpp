@@ -8,8 +8,8 @@ namespace moesim {
 
 namespace {
 
-// Traces record the top-k alone, so the gate's next choice is not known. The likeliest guess stands
-// in for it: the expert with room that the step's tokens want most on this layer, ties to the
+// Traces record the top-k alone, so the gate's next choice is not known. The likeliest guess
+// replaces it: the expert with room that the step's tokens want most on this layer. Ties go to the
 // lowest id, unless the token has it already. Without any the selection is dropped.
 class Reroute final : public CapacityRule {
  public:

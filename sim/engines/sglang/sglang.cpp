@@ -82,7 +82,7 @@ constexpr std::string_view disagg = "srt/arg_groups, disagg@f489bf9, November 20
 
 constexpr std::string_view delayer = "sglang#23189 and #32880, July 2026";
 
-// Of the trigger that goes by requests that wait.
+// Delay of the trigger that goes by requests that wait.
 FlagValue max_delay_ms(const Server& s) {
   if (!alignment_option(s, "sglang_delayer", "queue_min_ratio")) return std::nullopt;
   const auto delay = s.alignment_options.value("max_delay", std::string("5 s"));

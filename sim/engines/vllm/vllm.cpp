@@ -38,7 +38,7 @@ Backend backend_of(const Server& s) {
   return backend;
 }
 
-// Whether each node has attention ranks of its own, which vLLM then counts by node.
+// True if each node has attention ranks of its own, which vLLM then counts by node.
 bool ranks_by_node(const Server& s) {
   const ParallelPlan& plan = s.parallel;
   return s.nodes() > 1 && plan.dp > 1 && plan.pp == 1 && s.gpus_per_node % plan.tp == 0;

@@ -5,10 +5,10 @@ namespace moesim {
 
 namespace {
 
-// As ttl with the pause known in advance: blocks are held until the agent is back if that takes no
-// longer than `longest`, and else not at all. A request that is back may wait in the queue for as
-// long again. What waits for other agents is not held. A bound: no engine knows how long a tool
-// will take.
+// Retention as ttl with the pause known in advance. Blocks are held until the agent is back if that
+// takes no longer than `longest`, and else not at all. A request that is back may wait in the queue
+// for as long again. Blocks of an agent that waits for others are not held. A bound: no engine
+// knows how long a tool will take.
 class AnnouncedRetention final : public Retention {
  public:
   explicit AnnouncedRetention(Seconds longest) : longest_(to_duration(longest)) {}

@@ -6,7 +6,7 @@ namespace moesim {
 namespace {
 
 // Continuum ([Continuum], arXiv 2511.02230) pins what a program that called a tool has in HBM, for
-// a time to live, and gives up the pin where requests could not run otherwise. It chooses the time
+// a time to live. It gives up the pin where requests could not run otherwise. It chooses the time
 // by what a reload would cost and by how long tools take; here the time is given.
 class TtlRetention final : public Retention {
  public:

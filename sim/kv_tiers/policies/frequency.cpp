@@ -5,9 +5,9 @@ namespace moesim {
 
 namespace {
 
-// As write_back, but for blocks alone that `hits` requests have found above: the filter that
+// Writes as write_back, but blocks alone that `hits` requests have found above: the filter that
 // [Dynamo]'s KVBM puts before a disk. KVBM starts at 1, doubles at each hit and copies from 2 on,
-// which is one hit; it also forgets hits with time, which is left out here.
+// which is one hit. It also forgets hits with time, which is left out here.
 class Frequency final : public TierWrite {
  public:
   explicit Frequency(std::int64_t hits) : hits_(hits) {}

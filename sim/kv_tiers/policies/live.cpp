@@ -5,8 +5,8 @@ namespace moesim {
 
 namespace {
 
-// As write_back, but only for blocks of an agent that asks again: what an agent leaves behind with
-// its last turn is not worth a copy. Blocks of requests outside sessions are never copied.
+// Writes as write_back, but only blocks of an agent that asks again. What an agent leaves behind
+// with its last turn is not worth a copy. Blocks of requests outside sessions are never copied.
 class Live final : public TierWrite {
  public:
   bool when_taken(int /*hits*/, bool goes_on) const override { return goes_on; }

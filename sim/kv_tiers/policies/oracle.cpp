@@ -7,8 +7,8 @@ namespace moesim {
 
 namespace {
 
-// A block is as far off as the next request of an agent that has it. What no agent needs makes room
-// first, then what waits for other agents, then what runs and so is in HBM, then what is due last.
+// A block is as far off as the next request of an agent that has it. Room is made first by blocks
+// without such an agent. Then come those of agents that wait for others, that run, that are last.
 class OracleOrder final : public NextUseOrder {
   double far(const NextRequest& next) const override {
     constexpr double beyond_any_run = 1e12;  // seconds

@@ -5,9 +5,9 @@ namespace moesim {
 
 namespace {
 
-// As the n-th request finds the block in HBM: what is asked for once is not worth a copy. SGLang's
-// write_through_selective with a threshold of 2 counts the request that computed the block, too,
-// which is `hits` 1 here.
+// Writes as the n-th request finds the block in HBM: a block asked for once is not worth a copy.
+// SGLang's write_through_selective with a threshold of 2 counts the request that computed the
+// block, too, which is `hits` 1 here.
 class Selective final : public TierWrite {
  public:
   explicit Selective(std::int64_t hits) : hits_(hits) {}

@@ -7,8 +7,8 @@ namespace moesim {
 
 namespace {
 
-// steps = 0 for an agent that is due, 1 for one that runs, and for one that waits for other agents
-// the turns that follow each other before its own. A block has the fewest steps of its agents.
+// Steps are 0 for an agent that is due, 1 for one that runs. For an agent that waits they are the
+// turns that follow each other before its own. A block has the fewest steps of its agents.
 class StepsOrder final : public NextUseOrder {
   double far(const NextRequest& next) const override {
     if (next.state == NextRequest::State::never) return std::numeric_limits<double>::infinity();

@@ -5,7 +5,7 @@ namespace moesim {
 
 namespace {
 
-// As lru; and what nobody found or stored for longer than `ttl` is forgotten even if there is room.
+// Order of lru. Blocks not found or stored for longer than `ttl` are forgotten in any case.
 class TtlOrder final : public TierOrder {
  public:
   explicit TtlOrder(Seconds ttl) : ttl_(to_duration(ttl)) {}
@@ -39,8 +39,8 @@ class TtlOrder final : public TierOrder {
   BlockMap<Time> last_;
 };
 
-// What a provider's cache with a lifetime does ("cached for five minutes"), or a lease of Mooncake
-// Store: how long must blocks live for the hits of a load?
+// A provider's cache with a lifetime ("cached for five minutes"), or a lease of Mooncake Store: how
+// long must blocks live for the hits of a load?
 class TtlTier final : public TierEviction {
  public:
   explicit TtlTier(Seconds ttl) : ttl_(ttl) {}

@@ -5,8 +5,8 @@ namespace moesim {
 
 namespace {
 
-// As the block is taken for other tokens, unless another copy stays in HBM. The step that takes it
-// begins when the copy is made: TensorRT-LLM and SGLang's write_back wait for it.
+// Writes as the block is taken for other tokens, unless another copy stays in HBM. The step that
+// takes it begins when the copy is made: TensorRT-LLM and SGLang's write_back wait for it.
 class WriteBack final : public TierWrite {
  public:
   bool when_taken(int /*hits*/, bool /*goes_on*/) const override { return true; }

@@ -5,9 +5,9 @@ namespace moesim {
 
 namespace {
 
-// As the step has ended that computed the block, and again when a request finds it in HBM after the
-// tier has evicted it: vLLM's offloading connector offers all blocks of a request, and the tier
-// takes those that it lacks.
+// Writes as the step has ended that computed the block. Writes again when a request finds it in HBM
+// after the tier has evicted it. The offloading connector of vLLM offers all blocks of a request,
+// and the tier takes those that it lacks.
 class WriteThrough final : public TierWrite {
  public:
   bool when_full() const override { return true; }

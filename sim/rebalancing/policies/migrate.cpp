@@ -10,12 +10,12 @@ namespace moesim {
 
 namespace {
 
-// Single experts move where that pays [expert-locality], beside the steps. Every
-// `interval`, for ranks of which a share of `mismatch` of the demand stands elsewhere:
+// Rebalancer that moves single experts where that pays [expert-locality], while steps run. Every
+// `interval`, for ranks of which a share of `mismatch` of the demand is elsewhere:
 //   net = horizon / step time * seconds saved per step - visible_share * seconds of movement
-// and the best `max_actions` that still hold when their turn comes, on a copy of the map, are
-// carried out; an expert of a layer that moved is left alone for `cooldown`.
-// Free slots are paid for in memory once, so that filling one costs no KV cache.
+// The best `max_actions` that still hold when their turn comes, on a copy of the map, are carried
+// out. An expert of a layer that moved is left alone for `cooldown`. Free slots are paid for in
+// memory once, so that filling one costs no KV cache.
 class Migrate final : public Rebalancer {
  public:
   Migrate(ConfigReader& options, const RebalancingContext& context)

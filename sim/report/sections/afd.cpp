@@ -40,7 +40,7 @@ AfdStats afd_of(const Deployment& e, const Totals& totals) {
   const auto& times = totals.of<AfdSum>();
   const std::vector<double>& waits = totals.of<BreakdownSum>().idle;
   const auto share = [&](AfdStage stage) { return ratio(times.busy_of(stage).count(), busy); };
-  // Of the mean GPU from `first` to before `end`.
+  // Idle share of the mean GPU from `first` to before `end`.
   const auto idle_share = [&](int first, int end) {
     if (waits.empty()) return 0.0;
     const auto begin = waits.begin();

@@ -134,7 +134,7 @@ void keep_worst(std::vector<HotRank>& worst, const HotRank& event) {
   if (worst.size() > hot_ranks_kept) worst.pop_back();
 }
 
-// What EP ranks did in one layer of a step.
+// Sums of EP ranks in one layer of a step.
 struct RankSums {
   double ranks = 0, activated = 0, tokens = 0, squares = 0;
   double mean() const { return tokens / ranks; }
@@ -272,7 +272,7 @@ void ExpertSum::add_layers(const Deployment& e, StepKind kind, const LayersDone&
     const RankSums sums = add_ranks(load, steps, layer);
     const auto tokens_of_layer = done.tokens_of_expert.subspan(l * experts, experts);
     layer.expert_tokens.add(tokens_of_layer, steps);
-    // As whole numbers, of which several are added at a time.
+    // Selections are whole numbers, of which several are added at a time.
     const auto selections = static_cast<double>(
         std::accumulate(tokens_of_layer.begin(), tokens_of_layer.end(), std::int64_t{0}));
     const double ratio = load.max_tokens / sums.mean();

@@ -29,7 +29,7 @@ struct KvStats {
   std::optional<std::int64_t> recomputed_tokens;  ///< where requests were preempted
 };
 
-/// Of a group, or groups, with so many blocks that computed for `busy` seconds.
+/// Statistics of a group, or groups, with so many blocks that computed for `busy` seconds.
 KvStats kv_of(const Deployment&, const KvSum&, std::int64_t total_blocks, double busy);
 
 const Fields<MemoryBudget>& fields_of(const MemoryBudget*);

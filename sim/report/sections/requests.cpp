@@ -164,7 +164,7 @@ std::optional<Attainment> attainment(const RequestCounts& counts, const Has& has
   return met.any() ? std::optional(met) : std::nullopt;
 }
 
-// What metrics are made of, over all pools.
+// Sums that metrics are made of, over all pools.
 struct Sums {
   WindowTokens tokens;
   std::int64_t completed = 0;
@@ -182,7 +182,7 @@ Sums sum(std::span<const Totals> pools) {
   return all;
 }
 
-// Of all requests, or of one class.
+// Counts all requests, or those of one class.
 RequestCounts count(const Deployment& e, const Measured& measured,
                     std::span<const RequestLife> requests,
                     std::optional<std::size_t> of_class = {}) {
@@ -220,7 +220,7 @@ void add_counts(Metrics& metrics, const RequestCounts& counts, bool clients_may_
   metrics.cancelled_share = share(State::cancelled);
 }
 
-// One after the other, gaps first: of a long run each takes much memory.
+// Adds latencies one after the other, gaps first: of a long run each takes much memory.
 void add_latencies(Metrics& metrics, const MeasurementSpec& e, const Measured& measured,
                    std::vector<Repeated> gaps, std::span<const RequestLife> requests) {
   metrics.itl = summarize(std::move(gaps));

@@ -161,7 +161,7 @@ double overlap(Time begin, Time end, const Measured& with) {
   return std::max(0.0, seconds_between(std::max(begin, with.begin), std::min(end, with.end)));
 }
 
-// Where the time of these sessions went, by the turns of their main agents.
+// Shares of the time of these sessions, by the turns of their main agents.
 SessionShares shares_of(std::span<const SessionLife> lives, const std::vector<bool>& counts,
                         const Requests& requests, double seconds) {
   double queue = 0, service = 0, join = 0;
@@ -238,7 +238,7 @@ std::string bucket_name(std::size_t bucket) {
 
 double seconds_at(Time at) { return to_seconds(at.time_since_epoch()).count(); }
 
-// Of the sessions that count the slowest, turn by turn; of equal ones the first.
+// Slowest of the sessions that count, turn by turn; of equal ones the first.
 std::vector<SlowSession> slowest_of(const Deployment& e, std::span<const SessionLife> lives,
                                     const std::vector<bool>& counts, const Requests& requests) {
   std::vector<std::size_t> order;

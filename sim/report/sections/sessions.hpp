@@ -70,7 +70,7 @@ struct TurnStats {
   std::optional<std::vector<HitSpan>> over_time;  ///< where sessions are asked for one by one
 };
 
-/// What became of the sessions of a run that ended at `now`. Times are those of sessions that
+/// Statistics of the sessions of a run that ended at `now`. Times are those of sessions that
 /// finished after measuring began.
 SessionStats sessions_of(const Deployment&, std::span<const SessionLife>, const Requests&,
                          const Measured&, Time now);

@@ -22,7 +22,7 @@ const Fields<SpeculationStats>& fields_of(const SpeculationStats*) {
   return rows;
 }
 
-// As vLLM counts: the length is what a verification yields, its own token included.
+// Counts as vLLM does: the length is what a verification yields, its own token included.
 SpeculationStats speculation_of(const SpeculationTally& tally, double busy) {
   const double length =
       tally.verifications == 0 ? 0.0 : 1 + double(tally.accepted) / double(tally.verifications);

@@ -76,7 +76,7 @@ double mean_of(double (*latency)(const RequestLife&), int least_tokens,
 double mean_ttft(std::span<const RequestLife> requests) { return mean_of(ttft_of, 0, requests); }
 double mean_tpot(std::span<const RequestLife> requests) { return mean_of(tpot_of, 2, requests); }
 
-// By how much more requests arrive than can be served: of each second between two arrivals that
+// Share by which more requests arrive than can be served. Of each second between two arrivals that
 // share of a second is added to the wait. From the first to the last quarter of the requests.
 double queue_growth(std::span<const RequestLife> requests) {
   const std::size_t quarter = requests.size() / 4;
@@ -95,7 +95,7 @@ std::array<double, 4> waits_by_quarter(std::span<const RequestLife> requests) {
   return waits;
 }
 
-// Whether the wait rises from each quarter to the next, to twice what it was: a queue that grows
+// True if the wait rises from each quarter to the next, to twice what it was: a queue that grows
 // slowly.
 bool rises(const std::array<double, 4>& waits) {
   return std::ranges::is_sorted(waits, std::ranges::less_equal{}) &&
@@ -137,7 +137,7 @@ std::span<const RequestLife> measured_of(std::span<const RequestLife> requests,
   return {first, last};
 }
 
-// Whether each request that is owed its objectives met all of them, in order of arrival.
+// Flags of requests that are owed their objectives, in order of arrival: 1 if all were met.
 std::vector<std::uint8_t> met_in_order(const Deployment& e, const Measured& measured,
                                        std::span<const RequestLife> requests) {
   std::vector<std::uint8_t> met;
@@ -193,7 +193,7 @@ MeasurementStats steady_state_of(const Deployment& e, Measurement::Window window
       requests.empty() ? 0 : to_seconds(requests.back().arrival - requests.front().arrival).count();
   const double served = ratio(double(totals.completed + totals.abandoned), seconds);
   const double offered = ratio(double(requests.size()) - 1, arrivals);
-  // As many leave as arrive, where a tenth may be chance.
+  // About as many leave as arrive, where a tenth may be chance.
   const bool level = double(totals.completed + totals.abandoned) >= 0.9 * double(totals.arrived);
   const char* state = window == Window::steady && (closed || level) ? "stable" : "unsteady";
   const bool at_once = requests.size() > 1 && arrivals == 0;

@@ -7,7 +7,7 @@ namespace moesim {
 
 struct PoolRun;
 
-/// What went over one direction of the links to a tier.
+/// Transfers over one direction of the links to a tier.
 struct TierLinkStats {
   std::int64_t transfers = 0;
   double bytes = 0, busy_share = 0;

@@ -10,10 +10,10 @@ namespace {
 // depends on requests:
 //   time to read the KV cache of the group's most loaded rank
 //   + weight * time to read the experts that requests of the group use
-// What the request adds to these alone would send all to one group, which reads most experts
-// already. Within one group the second term is the same for all ranks. Ties as usual. How well the
-// experts are known, "experts_from" says: with "topic" an application or a tenant tells a request's
-// workload tag; with "prompt" the prefill pool sends along what its last prompt tokens activated.
+// The addition of a request to these alone would send all to one group, which reads most experts
+// already. Within one group the second term is the same for all ranks. Ties as usual. By
+// "experts_from" an application or a tenant tells a request's workload tag ("topic"). With "prompt"
+// the prefill pool sends what its last prompt tokens activated.
 class ActivationAware final : public OneByOneRouter {
  public:
   ActivationAware(ConfigReader& options, const RouterContext& context)

@@ -9,9 +9,9 @@ namespace moesim {
 
 namespace {
 
-// BF-IO (arXiv:2601.17855; its constants, code of Echoscd/Load-Balancing-Release at 6ae705d): loads
-// over the next `horizon` steps from predicted outputs, in which a request leaves when it ends and
-// does not grow meanwhile, and a selection from the pool that fills ranks up to the envelope.
+// BF-IO (arXiv:2601.17855; its constants, code of Echoscd/Load-Balancing-Release at 6ae705d). Loads
+// over the next `horizon` steps come from predicted outputs: a request leaves when it ends and does
+// not grow until then. A selection from the pool fills ranks up to the envelope.
 class BfIo final : public RequestRouter {
  public:
   BfIo(ConfigReader& options, const RouterContext& context)

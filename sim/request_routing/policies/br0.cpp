@@ -12,9 +12,9 @@ enum class TieBreak { lightest, lowest_rank };
 constexpr std::array<std::string_view, 2> tie_break_names{"lightest", "lowest_rank"};
 
 // BalanceRoute without a horizon [BalanceRoute]: the largest F = s - G max(s - m, 0), m = max L -
-// L_g. F never falls with m, so that the lightest rank is always among the best: with the tie-break
+// L_g. F never falls with m, so that the lightest rank is always among the best. With the tie-break
 // "lightest" (default) it decides as least_kv. "lowest_rank" is [barrier-tax]'s bug. With several
-// EP groups, G and the maximum are those of the rank's group, and F also pays G times how far that
+// EP groups, G and the maximum are those of the rank's group. F also pays G times how far that
 // maximum is above the least of any group's: the best rank is in a group that then waits least.
 class Br0 final : public OneByOneRouter {
  public:

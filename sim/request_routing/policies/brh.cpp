@@ -15,9 +15,9 @@ namespace {
 enum class LengthsFrom { predicted_length, survival };
 constexpr std::array<std::string_view, 2> predictor_names{"predicted_length", "survival"};
 
-// What both forms of BR-H look ahead with: the points h (all of 0..horizon, or those given), their
-// weights gamma^h, and how many steps a request still runs. It is there at h if h < that number,
-// with prompt + generated + h tokens; a request that outlived its prediction stays one step more.
+// Lookahead of both forms of BR-H: the points h (all of 0..horizon, or those given), their weights
+// gamma^h, and how many steps a request still runs. It is there at h if h < that number, with
+// prompt + generated + h tokens. A request that outlived its prediction stays one step more.
 class Lookahead {
  public:
   Lookahead(ConfigReader& options, const RouterContext& context)

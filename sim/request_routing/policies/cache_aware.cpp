@@ -7,8 +7,8 @@ namespace moesim {
 
 namespace {
 
-// What a router remembers of the prompts it sent to one worker: blocks by hash, the least recently
-// sent forgotten first.
+// Memory of a router for the prompts it sent to one worker: blocks by hash, the least recently sent
+// forgotten first.
 class SentPrefixes {
  public:
   explicit SentPrefixes(std::size_t most) : most_(most) {}
@@ -35,8 +35,8 @@ class SentPrefixes {
   BlockList blocks_;  // least recent first
 };
 
-// The router of [SGLang]. It knows no worker's cache, only what it sent where: the match
-// is that of its own tree, which may be ahead of the cache or behind it.
+// Router of [SGLang]. It knows no worker's cache, only what it sent where. The match is that of its
+// own tree, which may be ahead of the cache or behind it.
 class CacheAware final : public OneByOneRouter {
  public:
   CacheAware(ConfigReader& options, const RouterContext& context)

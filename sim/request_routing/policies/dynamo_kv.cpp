@@ -10,12 +10,12 @@ namespace moesim {
 
 namespace {
 
-// The KV router of NVIDIA [Dynamo]: overlap_weight * prefill blocks + decode blocks, lower
-// is better. Prefill blocks: what the rank would have to prefill, its queue and the uncached part
-// of this prompt, where blocks that a tier can load count `tier_credit` of cached ones, and those
-// that only a lower tier can load `lower_tier_credit`. Decode
-// blocks: those in use or promised, with this request on it. Temperature 0 takes the least (ties
-// lowest rank), above 0 draws by softmax.
+// KV router of NVIDIA [Dynamo]: overlap_weight * prefill blocks + decode blocks, lower is
+// better. Prefill blocks: what the rank would have to prefill, its queue and the uncached part
+// of this prompt. Blocks that a tier can load count `tier_credit` of cached ones there, and
+// those that only a lower tier can load `lower_tier_credit`. Decode blocks: those in use or
+// promised, with this request on it. Temperature 0 takes the least (ties lowest rank), above 0
+// draws by softmax.
 class DynamoKv final : public OneByOneRouter {
  public:
   DynamoKv(ConfigReader& options, const RouterContext& context)

@@ -6,10 +6,10 @@ namespace moesim {
 
 namespace {
 
-// The overflow integral at K points with trapezoid weights (Fast-Phi of [barrier-tax], which
-// leaves points and weights unsaid): now and these quantiles of the output lengths, or the points
-// that are given. drift > 0 adds the tie-break of [barrier-tax], drift * sum w S (L_g - mean L)(s +
-// h).
+// Overflow integral at K points with trapezoid weights (Fast-Phi of [barrier-tax], which leaves
+// points and weights unsaid). Points are now and these quantiles of the output lengths, or
+// those given. drift > 0 adds the tie-break of [barrier-tax], drift * sum w S (L_g - mean L)(s
+// + h).
 class FastPhi final : public OneByOneRouter {
  public:
   explicit FastPhi(ConfigReader& options) : OneByOneRouter(options) {

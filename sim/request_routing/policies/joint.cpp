@@ -19,10 +19,10 @@ constexpr std::array<std::string_view, 2> scale_names{"seconds", "seed"};
 //   + expert * life * (1 - locality) * time to send a token to its experts and back
 //   + load * life * time to read what the rank's load exceeds the most loaded one's by
 // where life is the mean output seen so far. With several EP groups the most loaded rank is that of
-// the rank's group, and the last term also has how far it is above the least of any group's. Scale
+// the rank's group. The last term then also has how far it is above the least of any group's. Scale
 // "seed": the formula of [expert-locality] with its weights, loads against the most loaded rank of
-// all. Requests that arrive together are consolidated: while a rank has more than twice the mean of
-// the batch, its last ones go to the rank with the fewest, until it has 1.5 times the mean.
+// all. Requests that arrive together are consolidated. Of a rank with more than twice the mean of
+// the batch, the last ones go to the rank with the fewest, until 1.5 times the mean.
 class Joint final : public RequestRouter {
  public:
   Joint(ConfigReader& options, const RouterContext& context) : context_(context) {

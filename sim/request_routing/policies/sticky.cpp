@@ -65,7 +65,7 @@ class Sticky final : public RequestRouter {
   Kin by_;
   std::optional<Duration> ttl_;
   std::unordered_map<std::uint64_t, std::int32_t> rank_of_;  // [kin]
-  // Of the pending requests those that the other router is shown, and their places.
+  // Pending requests that the other router is shown, and their places.
   std::vector<PendingRequest> free_;
   std::vector<std::size_t> places_;
   std::unordered_set<std::uint64_t> first_of_;

@@ -8,9 +8,9 @@ namespace moesim {
 
 namespace {
 
-// The decode scheduler of [expert-locality], repaired: requests whose experts are near come first,
-// but none waits for long, and a step holds as many as it can within a target for the time between
-// tokens. The step is priced as a whole, all layers with attention and exchange; the test in
+// Decode scheduler of [expert-locality], repaired. Requests whose experts are near come first, but
+// none waits for long. A step holds as many as it can within a target for the time between tokens.
+// The step is priced as a whole, all layers with attention and exchange. The test in
 // [expert-locality] takes one layer for the whole model and never binds. Prompts fill what the
 // decodes leave of the target and of the token budget.
 class CommAware final : public LimitedScheduler {

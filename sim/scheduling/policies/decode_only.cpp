@@ -5,7 +5,7 @@ namespace moesim {
 
 namespace {
 
-// A batch of decodes alone, as large as seats and blocks allow: prompts arrive computed, as from a
+// A batch of decodes alone, as large as seats and blocks allow. Prompts arrive computed, as from a
 // prefill pool, all but their last token, whose step emits the first output token. With a closed
 // loop the batch stays constant and its step time is the TPOT. A preempted sequence is recomputed
 // here.

@@ -10,24 +10,24 @@ namespace moesim {
 
 namespace {
 
-// [expert-parallelism]: "combine tokens by expert while preserving each request's deadline". Which
-// experts a request will activate is not known before it runs. Its topic stands for them, the
-// workload tag of the recording that it replays: requests of one topic activate like experts, so
+// [expert-parallelism]: "combine tokens by expert while preserving each request's deadline". The
+// experts that a request will activate are not known before it runs. Its topic replaces them, the
+// workload tag of the recording that it replays. Requests of one topic activate similar experts, so
 // that a batch of few topics reads fewer of them from memory.
 //
-// The queue of earliest_deadline, in which requests of one topic go ahead: of that topic among
-// those that wait which most running sequences of the group have (ties: the lowest; if none run,
-// that of the first in the queue). In order of deadlines each of these passes all others that
-// precede it, if for every one of them
+// In the queue of earliest_deadline, requests of one topic go ahead. It is the waiting topic that
+// most running sequences of the group have. Ties: the lowest. If none run, it is that of the first
+// in the queue. In order of deadlines each of these passes all others that precede it, if for every
+// one of them
 //   slack_share x (deadline - now - end - step)  >=  sum of max(time, seat) over all that pass it
-// where `end` is when its prompt would end without anybody passing, by
+// where `end` is when its prompt would end without being passed, by
 //   end    = max(sum of time up to it, seats to become free before it x seat) + its own time
 //   time   = of the prompt alone, and of the decodes that run beside a step of it
 //   seat   = mean time between two sequences of the rank that finish; 0 with seats for all, and
 //            nobody passes before it is known
 //   step   = one more step of a full chunk: the one that may begin before it is looked at again
-// So nobody is late for the sake of a group, as far as these means tell and of those that have
-// come. The rest of the slack is for what they do not tell: seats become free at random, and
+// So no request is late for the sake of a group, as far as these means tell and of those that have
+// come. The rest of the slack is for what they do not tell. Seats become free at random, and
 // requests that come later may be due earlier. Requests that earliest_deadline would hardly serve
 // in time have no slack, and none passes them. With a share of 0 this is earliest_deadline.
 class ExpertGroups final : public LimitedScheduler {
@@ -47,7 +47,7 @@ class ExpertGroups final : public LimitedScheduler {
   bool prices_prompts() const override { return true; }
 
  private:
-  // What the estimate goes by.
+  // Pace that the estimate goes by.
   struct Pace {
     Seconds under_way{};  // of prompts that run
     Seconds beside{};     // of the decodes of a step

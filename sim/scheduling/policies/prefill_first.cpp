@@ -21,8 +21,8 @@ void admit_first(RankView rank, const BatchLimits& limits, Kind&& kind, Leftover
 }
 
 // Chunks of prompts and batches of decodes in steps of their own. As long as any rank of the group
-// has prompt tokens that it can compute, the group prefills and no rank decodes (SGLang's default
-// with DP attention; METRO's setting, which applies one token-routing rule to each phase).
+// has prompt tokens that it can compute, the group prefills and no rank decodes. (SGLang's default
+// with DP attention; METRO's setting, which applies one token-routing rule to each phase.)
 // max_num_batched_tokens limits the chunks; every running sequence decodes. A sequence that arrives
 // computed, from a prefill pool, joins the batch that decodes (SGLang's ForwardMode.PREBUILT).
 class PrefillFirst final : public LimitedScheduler {
@@ -40,9 +40,9 @@ class PrefillFirst final : public LimitedScheduler {
       admit_first(rank, decode_limits_, decodes, left, plan);
       return;
     }
-    // A prompt that runs out of blocks waits for decodes to free some. Were it to give up its own,
-    // it would start again in the next step, and two ranks that take turns at that would never let
-    // the group decode.
+    // A prompt that runs out of blocks waits for decodes to free some. If it gave up its own, it
+    // would start again in the next step. Two ranks that take turns at that would never let the
+    // group decode.
     Leftover left = plan_running(rank, limits(), OutOfBlocks::waits, prefills, plan);
     admit_first(rank, limits(), prefills, left, plan);
   }

@@ -12,11 +12,11 @@ bool by_priority(const Sequence& a, const Sequence& b) {
   return std::pair(a.priority, a.request) < std::pair(b.priority, b.request);
 }
 
-// vLLM's --scheduling-policy priority (vllm/v1/core/sched/scheduler.py): the step of
-// chunked_prefill, with the queue in order of (priority, arrival). Where blocks run out, that
-// sequence gives up its own whose (priority, arrival) is the largest. One that waits takes nothing
-// from those that run, however high its priority. vLLM computes running sequences in order of
-// admission; here those of high priority have the budget first, so that who is preempted has none.
+// Priorities of vLLM (--scheduling-policy priority, vllm/v1/core/sched/scheduler.py): the step of
+// chunked_prefill, with the queue in order of (priority, arrival). If blocks run out, that sequence
+// gives up its own whose (priority, arrival) is the largest. One that waits takes nothing from
+// those that run, however high its priority. vLLM computes running sequences in order of admission.
+// Here those of high priority have the budget first, so that who is preempted has none.
 class Priority final : public LimitedScheduler {
  public:
   using LimitedScheduler::LimitedScheduler;
