@@ -37,9 +37,9 @@ class TrafficMatrix {
   std::vector<double> bytes_;
 };
 
-/// What each GPU sends and receives, all that an all-to-all's time depends on: [gpus], to and from
-/// its own NVLink domain, and to and from others. What stays on its GPU is not in it. Of a wide
-/// group this is much less than the matrix.
+/// Bytes that each GPU sends and receives, all that an all-to-all's time depends on: [gpus], to and
+/// from its own NVLink domain, and to and from others. What stays on its GPU is not in it. Of a
+/// wide group this is much less than the matrix.
 struct LinkTraffic {
   explicit LinkTraffic(int gpus = 0, int gpus_per_domain = 1);
   /// The sums of a matrix.
@@ -56,7 +56,7 @@ struct LinkTraffic {
 /// Every GPU sends `to_each` bytes to every other.
 TrafficMatrix even_traffic(int gpus, double to_each);
 
-/// What one collective took. Bytes are summed over all GPUs, by link level, each byte once per link
+/// Cost of one collective. Bytes are summed over all GPUs, by link level, each byte once per link
 /// it crosses.
 struct CollectiveCost {
   Seconds time{};
@@ -74,8 +74,8 @@ struct LinkSpec {
   Seconds latency_per_doubling{};
   BytesPerSecond bandwidth{};  ///< of the data sheet
   double bandwidth_share = 1;  ///< that large messages reach, in (0, 1]
-  /// What the switches above the domains carry at a time, in one direction, from all domains to all
-  /// others; none: whatever the NICs send.
+  /// Rate of the switches above the domains, in one direction, from all domains to all others;
+  /// unset: whatever the NICs send.
   std::optional<BytesPerSecond> spine{};
   std::string source;
 };
@@ -99,13 +99,13 @@ struct ClusterSpec {
 ClusterSpec read_cluster(const ConfigNode&);
 std::span<const Key> cluster_keys();
 
-/// What two clusters are to whatever crosses the network between them: the one whose NICs bring
-/// less (`b` if both bring as much), with the GPUs of both, the slower NVLink and `b`'s domains.
+/// Returns two clusters as the network between them sees them. It is the one whose NICs bring less
+/// (`b` if both bring as much), with the GPUs of both, the slower NVLink and `b`'s domains.
 ClusterSpec joined(const ClusterSpec& a, const ClusterSpec& b);
 
-/// The kernels that carry tokens: DeepEP's normal ones, its low-latency ones (a copy for each
-/// expert, straight to its GPU), NVLinkOneSided (a copy for each GPU, within one NVLink domain), or
-/// Hybrid-EP (the copies of the normal ones).
+/// Kernels that carry tokens. DeepEP has normal ones, and low-latency ones (a copy for each expert,
+/// straight to its GPU). NVLinkOneSided sends a copy for each GPU, within one NVLink domain.
+/// Hybrid-EP sends the copies of the normal ones.
 enum class TokenKernels { normal, low_latency, one_sided, hybrid };
 
 /// Token copies on their way to the experts, or the same copies on their way back. The way back
@@ -116,8 +116,8 @@ struct TokenExchange {
   double bytes = 0;  ///< of a copy
   TokenKernels kernels = TokenKernels::normal;
   bool combine = false;  ///< the way back
-  /// Of the model: the width of a token, its experts, and the experts of a layer. 0: no table is
-  /// asked.
+  /// Sizes of the model: the width of a token, its experts, and the experts of a layer. 0: no table
+  /// is asked.
   double hidden = 0, top_k = 0, experts = 0;
 };
 
@@ -125,20 +125,20 @@ struct TokenExchange {
 extern const Kernel all_reduce_kernel, all_gather_kernel, reduce_scatter_kernel, all_to_all_kernel;
 extern const Kernel one_shot_all_reduce_kernel;
 
-/// Times collectives between the first n GPUs of a cluster. Each is defined beside its row, in
+/// Times collectives between the first n GPUs of a cluster. Each is defined next to its row, in
 /// hardware/kernels.
 ///
 ///   time = alpha(op, n, domains) + max over levels of (x + sqrt(ramp x))
 ///   x    = max over ranks of max(sent, received) / (share bandwidth of the level)
 ///
-/// Where the network has a spine, x of the network is no less than what the group sends between
+/// If the network has a spine, x of the network is no less than what the group sends between
 /// domains, over the spine's bandwidth. Messages straight from one GPU to one other (send) and
-/// collectives beside this one are left out.
-/// alpha = launch + per_gpu (GPUs of the group in one domain - 1), and across domains the network's
-/// latency + latency_per_doubling log2(domains) on top. Both rules are extrapolated beyond what was
-/// measured. x + sqrt(ramp x) is the time of a transfer cut into chunks of the best size: every
-/// chunk pays a latency, and the last one is not overlapped.
-/// No bytes, or a group of one GPU, take no time. Pure: same arguments, same answer.
+/// collectives at the same time are left out. The constant alpha is launch + per_gpu (GPUs of the
+/// group in one domain - 1). Across domains the network's latency + latency_per_doubling
+/// log2(domains) is added. Both rules are extrapolated beyond what was measured. The time of a
+/// transfer cut into chunks of the best size is x + sqrt(ramp x). Every chunk pays a latency, and
+/// the last one is not overlapped. No bytes, or a group of one GPU, take no time. Pure: same
+/// arguments, same answer.
 class Fabric {
  public:
   explicit Fabric(ClusterSpec cluster);
@@ -159,8 +159,8 @@ class Fabric {
                             double bytes = 1) const;
   CollectiveCost all_to_all(const LinkTraffic& messages, const Kernel& kernel = all_to_all_kernel,
                             double bytes = 1) const;
-  /// Tokens on their way to experts or back: from the tables of their kernels where the GPU has
-  /// them, else as an all-to-all of the copies.
+  /// Prices tokens on their way to experts or back. Tables of their kernels are taken where the GPU
+  /// has them, else an all-to-all of the copies.
   CollectiveCost exchange(const TokenExchange&) const;
   /// GPU `from` sends bytes to GPU `to` while the GPUs after them do likewise. With the constants
   /// of an all-gather between two, in which one has nothing to give.
@@ -178,7 +178,7 @@ class Fabric {
   Volume exchange_volume(const LinkTraffic& messages, double bytes) const;
   /// Bytes of one NIC that take as long as all these on the spine; 0 without a spine.
   double as_of_one_nic(double on_spine) const;
-  /// By a row's constants. A pass is one way over the network: its latency counts so many times.
+  /// Cost by a row's constants. A pass is one way over the network: its latency counts each time.
   CollectiveCost cost(const Kernel&, int gpus, int network_passes, const Volume&) const;
 
   ClusterSpec cluster_;

@@ -34,10 +34,10 @@ struct Interval {
   bool holds(double x) const { return min <= x && x <= max; }
 };
 
-/// What a predicted time rests on. By measured tables: this very point, points of this GPU around
-/// it, or points of a sibling GPU carried over. By a roofline: constants fitted on work like it,
-/// constants fitted on this GPU but on smaller work or other precisions, or constants that were
-/// never measured on this GPU.
+/// Evidence that a predicted time rests on. By measured tables: this very point, points of this GPU
+/// around it, or points of a sibling GPU carried over. By a roofline: constants fitted on such
+/// work, or on other work of this GPU (smaller, other precisions), or constants never measured on
+/// this GPU.
 enum class Evidence {
   calibrated,
   extrapolated,
@@ -75,7 +75,7 @@ struct Reach {
 /// shares stand beside the kernel's default ones.
 using PeakShares = std::map<Precision, double>;
 
-/// What one precision has of its own among the constants of a kernel.
+/// Constants of a kernel that one precision has of its own.
 struct PrecisionConstants {
   Seconds launch;
   double bandwidth_share;
@@ -103,14 +103,14 @@ struct KernelConstants {
   std::optional<Calibration> calibration{};
 
   double peak_share_of(Precision weights) const;
-  /// Of the precision, of its nearest (as peak_share has it), or else of the kernel.
+  /// Constants of the precision, of its nearest (as peak_share has it), or else of the kernel.
   PrecisionConstants of(Precision weights) const;
   Reach reach(Precision weights) const;
 };
 
-/// The few constants of a kernel between GPUs, over NVLink: alpha = launch + per_gpu (n - 1), and a
-/// transfer that takes x at the full rate takes x + sqrt(ramp x): half the rate is reached at x =
-/// ramp.
+/// Constants of a kernel between GPUs, over NVLink: alpha = launch + per_gpu (n - 1). A
+/// transfer that takes x at the full rate takes x + sqrt(ramp x): half the rate is reached at x
+/// = ramp.
 struct CollectiveConstants {
   Seconds launch;          ///< floor with one peer removed: what n = 1 would cost
   Seconds per_gpu;         ///< what each further GPU of the domain adds
@@ -119,23 +119,23 @@ struct CollectiveConstants {
   std::string source;
   std::optional<Calibration> calibration{};
 
-  /// What a price rests on when the busiest rank moves this many bytes.
+  /// Evidence of a price when the busiest rank moves this many bytes.
   Evidence evidence_for(double bytes) const;
 };
 
-/// What a GPU costs to rent.
+/// Price of renting a GPU.
 struct Price {
   double dollars_per_hour = 0;
   std::string source;
 };
 
-/// Constants for a GPU on which a kernel was never measured, to go with its data sheet: what the
-/// kernel reaches on the GPUs where it was (hardware/families.json). Their source says so. The
-/// kernel has constants of its own, of this law.
+/// Constants for a GPU on which a kernel was never measured, to go with its data sheet. They are
+/// what the kernel reaches on the GPUs where it was (hardware/families.json). Their source says so.
+/// The kernel has constants of its own, of this law.
 KernelConstants default_constants(const Kernel&);
 CollectiveConstants default_link_constants(const Kernel&);
 
-/// Where tables of kernel times stand that were measured with one version of an engine or library.
+/// Place of tables of kernel times that were measured with one version of an engine or library.
 struct Profile {
   EngineVersion engine;
   std::filesystem::path folder;
@@ -143,11 +143,11 @@ struct Profile {
 
 class KernelTables;
 
-/// One GPU as its data sheet and measurements describe it. Facts have no defaults.
-/// How the source of the expert tables makes up for what rounding took from its uneven draws: one
-/// selection goes to the least loaded expert of each rank in turn; or to the least loaded experts
-/// in the order of their ids, so that rank 0 gets many; or so where every expert was rounded to
-/// none.
+/// A GPU as its data sheet and measurements describe it. Facts have no defaults. Ways in which
+/// the source of the expert tables restores what rounding took from its uneven draws. One
+/// selection goes to the least loaded expert of each rank in turn. Or it goes to the least loaded
+/// experts in the order of their ids, so that rank 0 gets many. Or so where every expert was
+/// rounded to none.
 enum class DrawFill { by_rank, by_id, by_id_of_none };
 
 struct GpuSpec {
@@ -171,11 +171,11 @@ struct GpuSpec {
   std::vector<Profile> profiles{};           ///< measured on this GPU, in the order of the file
   std::shared_ptr<const GpuSpec> sibling{};  ///< whose utilisation this GPU takes where it has none
   std::map<std::string, DrawFill, std::less<>> draw_fill{};  ///< by engine, where not as usual
-  /// What prices kernels before the rooflines do: none unless with_engine() gave it.
+  /// Tables that price kernels before the rooflines do: unset unless with_engine() gave them.
   std::shared_ptr<const KernelTables> tables{};
 
-  /// The peak at which weights and activations of these precisions multiply: narrow weights without
-  /// a native multiplication (int4, mxfp4 before Blackwell) are widened to the activations'
+  /// Peak at which weights and activations of these precisions multiply. Narrow weights without a
+  /// native multiplication (int4, mxfp4 before Blackwell) are widened to the activations'
   /// precision.
   FlopsPerSecond peak(Precision weights, Precision activations) const;
   /// The constants that price a kernel, by its law. Throws ConfigError where there are none.

@@ -296,7 +296,7 @@ std::span<const Key> collective_table_keys() {
   return keys;
 }
 
-/// Where a GPU file holds the constants of one law, and how.
+/// Place of the constants of one law in a GPU file, and their form.
 template <class Constants>
 struct Section {
   Law law;
@@ -318,7 +318,7 @@ void read_constants(ConfigReader& table, const Section<Constants>& section, Take
   }
 }
 
-// One folder for each <engine>-<version>, by name.
+// Folders of each <engine>-<version>, by name.
 std::vector<Profile> read_profiles(const ConfigNode& node) {
   const auto folder = node.relative(node.text());
   std::error_code failed;
@@ -419,12 +419,12 @@ namespace {
 // A thousand times what any GPU has; blocks of it can be counted in 64 bits.
 constexpr Bytes most_hbm(1e15);
 
-/// Whether the GPUs that a file names are read as well: its sibling, those that it is like.
+/// Answer to: are the GPUs that a file names read as well, its sibling and those that it is like?
 enum class Others { read, left_out };
 
 GpuSpec read_gpu(const ConfigNode& node, Others others);
 
-// What a sibling or a GPU that is alike names in turn is not asked.
+// The GPUs that a sibling or a similar GPU names in turn are not asked.
 std::shared_ptr<const GpuSpec> read_other(const ConfigNode& node) {
   const auto file = named_file(node, Shipped::gpu);
   if (std::filesystem::exists(file) && std::filesystem::equivalent(file, node.file()))
@@ -432,7 +432,7 @@ std::shared_ptr<const GpuSpec> read_other(const ConfigNode& node) {
   return std::make_shared<const GpuSpec>(read_gpu(ConfigNode::from_file(file), Others::left_out));
 }
 
-// What a file says of one precision stands beside what the default says of others.
+// Constants of a file for one precision are next to those of the default for others.
 void add_defaults(KernelConstants& constants, KernelConstants defaults) {
   constants.peak_share.merge(defaults.peak_share);
   if (!constants.by_precision.empty()) constants.by_precision.merge(defaults.by_precision);

@@ -10,7 +10,7 @@
 
 namespace moesim {
 
-/// What a number may be. Bounds are inclusive.
+/// Bounds of a number. They are inclusive.
 struct Range {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
@@ -22,8 +22,8 @@ struct Key;
 /// The keys of one kind of object: a function, so that tables of several files may name each other.
 using KeyTable = std::span<const Key> (*)();
 
-/// What may stand under a key. The reader holds values to it; `moesim keys` and the JSON Schema are
-/// printed from it.
+/// Form of what may be under a key. The reader holds values to it; `moesim keys` and the JSON
+/// Schema are printed from it.
 struct Form {
   enum class Kind {
     number,
@@ -66,7 +66,7 @@ struct Form {
   }
 };
 
-/// What holds when a key is left out.
+/// Default that holds when a key is left out.
 struct KeyDefault {
   enum class Kind { required, literal, words };
   Kind kind = Kind::required;
@@ -77,11 +77,11 @@ struct KeyDefault {
   constexpr KeyDefault(const char* literal) : KeyDefault(Kind::literal, literal) {}
 };
 inline constexpr KeyDefault required{KeyDefault::Kind::required, ""};
-/// What holds instead, in words: it depends on something else, or is nothing at all.
+/// Default in words: it depends on something else, or is nothing at all.
 constexpr KeyDefault unset(std::string_view words) { return {KeyDefault::Kind::words, words}; }
 
-/// One key of an object, or, under the name "*", every key that is one of `names` or a row of the
-/// table `registry`, or, under the name "/*", every JSON pointer.
+/// A key of an object. Under the name "*" it is every key that is one of `names` or a row of the
+/// table `registry`, and under the name "/*" every JSON pointer.
 struct Key {
   std::string_view name;
   Form form;
@@ -114,7 +114,7 @@ constexpr Form integer(double min, double max) { return integer(Range{min, max})
 constexpr Form choice(std::span<const std::string_view> names) {
   return {.kind = Form::Kind::choice, .names = names};
 }
-/// As must the element.
+/// Bounds hold for the element, too.
 constexpr Form list(const Form& element) { return {.kind = Form::Kind::list, .element = &element}; }
 constexpr Form object(KeyTable keys) { return {.kind = Form::Kind::object, .keys = keys}; }
 /// An object that may be written as the bare text of its "type".

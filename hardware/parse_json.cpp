@@ -87,7 +87,7 @@ class KeyCheck : public nlohmann::json_sax<Json> {
   std::vector<Open> open_;
 };
 
-// Whether it is JSON. Throws ConfigError if an object has a key twice.
+// True if it is JSON. Throws ConfigError if an object has a key twice.
 bool is_json(std::string_view text) {
   KeyCheck keys;
   return Json::sax_parse(text, &keys);
@@ -117,7 +117,7 @@ std::string without_python_words(std::string_view text) {
   return plain;
 }
 
-// Whether the bracket that ends at `byte` closes a list or object behind a comma.
+// True if the bracket that ends at `byte` closes a list or object behind a comma.
 bool ends_with_comma(std::string_view text, std::size_t byte) {
   if (byte == 0 || byte > text.size()) return false;
   if (text[byte - 1] != '}' && text[byte - 1] != ']') return false;

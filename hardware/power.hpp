@@ -15,7 +15,7 @@ enum class PowerClass { gemm, experts, attention_decode, attention_prefill, memo
 inline constexpr std::array<std::string_view, 6> power_class_names{
     "gemm", "experts", "attention_decode", "attention_prefill", "memory", "exchanges"};
 
-/// What was measured of a class, and how far the constants are from it.
+/// Points of a class that were measured, and how far the constants are from them.
 struct PowerCalibration {
   int points = 0;
   double median_error = 0;  ///< |predicted / measured - 1| of watts, over the points
@@ -23,7 +23,7 @@ struct PowerCalibration {
       0;  ///< the same of a tenth of the shapes, left out of a fit of the others
 };
 
-/// What kernels of one class draw.
+/// Draw of kernels of one class.
 struct PowerConstants {
   Watts floor;            ///< of a kernel that hardly loads the GPU
   double loads = 0;       ///< weight of the share of the HBM's rate; of NVLink's for exchanges
@@ -32,7 +32,7 @@ struct PowerConstants {
   std::optional<PowerCalibration> calibration{};
 };
 
-/// What a GPU draws. Source of the form: Vidur-Energy (arXiv 2507.11417), which has one class whose
+/// Draw of a GPU. Source of the form: Vidur-Energy (arXiv 2507.11417), which has one class whose
 /// load is the MFU; two loads and classes fit measured kernels (hardware/README.md).
 struct GpuPower {
   Watts limit;  ///< of the data sheet
@@ -44,7 +44,7 @@ struct GpuPower {
   const PowerConstants& of(PowerClass kind) const {
     return classes[static_cast<std::size_t>(kind)];
   }
-  /// What a kernel draws that uses these shares of the rate of its loads and of the peak:
+  /// Draw of a kernel that uses these shares of the rate of its loads and of the peak:
   ///   floor + (limit - floor) min(1, (loads u_loads + arithmetic u_arithmetic)^exponent)
   /// Shares above 1 count as 1.
   Watts draw(PowerClass, double loads, double arithmetic) const;

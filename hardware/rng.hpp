@@ -33,8 +33,8 @@ class Rng {
     }
   }
 
-  // Inlined wherever it is called: else a build that optimises the libraries alone, as those for
-  // sanitizers do, would link the copy of a file that is not optimised.
+  // Inlined in all calls. Else a build that optimises the libraries alone, as those for sanitizers
+  // do, would link the copy of a file that is not optimised.
   [[gnu::always_inline]] inline std::uint64_t bits() {
     auto& [s0, s1, s2, s3] = state_;
     const std::uint64_t result = std::rotl(s1 * 5, 7) * 9;

@@ -8,12 +8,12 @@
 
 namespace moesim {
 
-/// What can bound an operation.
+/// Resources that can bound an operation.
 enum class Resource { tensor_core, hbm, l2, smem, nvlink, network, latency, launch, host_link };
 inline constexpr std::array<std::string_view, 9> resource_names{
     "tensor_core", "hbm", "l2", "smem", "nvlink", "network", "latency", "launch", "host_link"};
 
-/// What an operation asks of one GPU.
+/// Work of an operation on one GPU.
 struct Work {
   Flops flops{};
   Bytes hbm{};
@@ -39,7 +39,7 @@ struct Operands {
   Precision activations = Precision::bf16;
 };
 
-/// What KernelConstants says of one kernel with one kind of operands on one GPU, looked up
+/// Constants of one kernel with one kind of operands on one GPU, looked up
 /// once.
 class Roofline {
  public:
@@ -54,13 +54,13 @@ class Roofline {
   FlopsPerSecond peak_, reached_;
   Reach reach_;
 };
-/// The cost of a kernel with what the GPU draws meanwhile, where the GPU's power is known: by the
-/// constants of the kernel's class and the shares of the HBM's rate and of the peak that the work
-/// takes in its time.
+/// Returns the cost of a kernel with what the GPU draws, where its power is known. The draw goes by
+/// the constants of the kernel's class. It also goes by the shares of the HBM's rate and of the
+/// peak that the work takes in its time.
 Cost drawing(Cost, const Kernel&, const GpuSpec&);
 Cost drawing(Cost, const Kernel&, const GpuPower&, BytesPerSecond hbm);
 
-/// What one piece of work costs, by a Roofline made for it alone.
+/// Cost of one piece of work, by a Roofline made for it alone.
 Cost roofline(const Work&, Operands, const Kernel&, const GpuSpec&);
 /// Work whose time others tell: with the peak of its multiplications, if it has any.
 Cost unpriced(const Work&, Operands, const GpuSpec&);

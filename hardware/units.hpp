@@ -45,7 +45,7 @@ using FlopsPerSecond = Quantity<struct FlopsPerSecondTag>;
 using PerSecond = Quantity<struct PerSecondTag>;
 using Watts = Quantity<struct WattsTag>;
 
-/// What cost models return. Never the event clock: see to_duration().
+/// Seconds that cost models return. Never the event clock: see to_duration().
 using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds operator/(Bytes bytes, BytesPerSecond rate) {

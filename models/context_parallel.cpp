@@ -11,7 +11,7 @@ namespace moesim {
 
 namespace {
 
-// What a layer keeps whole on every GPU, so that its tokens cannot be striped; empty: nothing.
+// Part that a layer keeps whole on every GPU, so that tokens cannot be striped; empty: none.
 std::string kept_whole(const LayerSpec& layer) {
   const Sight sight = layer.mixer->sight();
   if (sight.ratio > 0) return "the entries of its compressed attention";

@@ -224,7 +224,7 @@ void read_dcp(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
 
 namespace {
 
-// Whether so many EP ranks can hold the experts.
+// Checks that so many EP ranks can hold the experts.
 void check_ep(const ConfigNode& node, const MoeModel& model, const ParallelPlan& plan,
               std::string_view key) {
   const auto require = [&](bool holds, const std::string& message) {
@@ -318,7 +318,7 @@ constexpr int block = 128;  // of fp8 in blocks
 
 bool in_blocks(int width, int parts) { return width % (parts * block) == 0; }
 
-// Of shared experts and dense FFNs, which tensor parallelism cuts.
+// Warning on slices of shared experts and dense FFNs, which tensor parallelism cuts.
 std::string ffn_slice_warning(const MoeModel& model, const ParallelPlan& plan) {
   struct Ffn {
     std::string_view name;

@@ -33,9 +33,9 @@ struct PrecisionPlan {
 double bytes_per_weight(Precision, const PrecisionShares&);
 /// The precision with the largest share, or of several the one with most bytes.
 Precision most_of(const PrecisionShares&);
-/// As an experiment says it: a name, or {"nvfp4": 0.75, "bf16": 0.25}.
+/// JSON as an experiment says it: a name, or {"nvfp4": 0.75, "bf16": 0.25}.
 Json precision_json(Precision, const PrecisionShares&);
-/// What is not given is `stored`'s, the model's own precisions; where these are not known,
+/// Reads precisions. Those not given are `stored`'s, the model's own. Where these are not known,
 /// "experts" and "attention" must be given, "ffn" is as attention, and "kv_cache" and "activations"
 /// are bf16. Throws ConfigError.
 PrecisionPlan read_precision(const ConfigNode&, const PrecisionPlan* stored = nullptr);
@@ -45,14 +45,14 @@ std::span<const Key> precision_keys();
 /// reduced (vLLM), or both travel in one all-to-all (SGLang; vLLM's a2a).
 enum class DcpMerge { reduce_scatter, all_to_all };
 
-/// How GPUs come to the experts that decode steps need where these are cut otherwise: both cuts are
-/// in HBM, or weights move between two steps of different cuts.
+/// Ways in which GPUs get the experts that decode steps need where these are cut otherwise. Both
+/// cuts are in HBM, or weights move between two steps of different cuts.
 enum class DecodeWeights { twice, moved };
 
-/// How a model is spread over a group of GPUs: layers over pp pipeline stages; within a stage
-/// attention dp x tp and experts ep x moe_tp with ep * moe_tp = expert_gpus(). Experts are on
-/// attention's GPUs, or on `ffn_gpus` of their own behind these (attention-FFN disaggregation,
-/// AFD).
+/// Plan by which a model is spread over a group of GPUs: layers over pp pipeline stages. Within a
+/// stage there are attention dp x tp and experts ep x moe_tp with ep * moe_tp = expert_gpus().
+/// Experts are on attention's GPUs, or on `ffn_gpus` of their own behind these (attention-FFN
+/// disaggregation, AFD).
 struct ParallelPlan {
   int dp = 1, tp = 1, ep = 1, pp = 1;
   int ffn_gpus = 0;       ///< 0: attention's GPUs hold the experts
@@ -65,14 +65,14 @@ struct ParallelPlan {
   /// its prompts, and each computes all tokens that decode. Each group has all of attention's
   /// weights, and the KV cache of all tokens.
   int pcp = 1;
-  /// Each of the tp GPUs of a rank sends a share of its tokens to their experts, and gathers what
-  /// comes back (sequence parallelism); else each sends all of them, and experts compute all
+  /// True: each of the tp GPUs of a rank sends a share of its tokens to their experts, and gathers
+  /// what comes back (sequence parallelism). Else each sends all of them, and experts compute all
   /// copies.
   bool moe_sequence_parallel = true;
   int decode_ep = 0;  ///< ep of steps under the rule of decode; 0: that of all steps
   DecodeWeights decode_weights = DecodeWeights::twice;
   bool operator==(const ParallelPlan&) const = default;
-  /// Whether attention and experts have GPUs of their own.
+  /// True if attention and experts have GPUs of their own.
   bool afd() const { return ffn_gpus > 0; }
   int attention_gpus() const { return dp * tp; }
   /// GPUs of an attention rank, over all stages: a KV block has a shard on each.
@@ -83,14 +83,14 @@ struct ParallelPlan {
   int moe_tp() const { return expert_gpus() / ep; }
   /// The first GPU of a stage that holds experts.
   int first_expert_gpu() const { return afd() ? attention_gpus() : 0; }
-  /// Whether tokens travel to their experts: else all GPUs of a stage have all tokens.
+  /// True if tokens travel to their experts: else all GPUs of a stage have all tokens.
   bool exchanges() const { return dp > 1 || pcp > 1 || afd(); }
   /// GPUs that weights and heads of attention are cut over.
   int slices() const { return tp / pcp; }
   /// How often each token is sent to its experts.
   int times_sent() const { return moe_sequence_parallel ? 1 : tp; }
-  /// The EP rank that a policy counts the tokens of a GPU of attention to: the GPU's own, or with
-  /// AFD the ranks in turn, as many GPUs to each as can be.
+  /// EP rank that a policy counts the tokens of a GPU of attention to. It is the GPU's own. With
+  /// AFD ranks take turns, as many GPUs to each as can be.
   int source_rank(int gpu) const { return afd() ? gpu * ep / attention_gpus() : gpu / moe_tp(); }
   /// The EP rank whose experts a GPU holds; nothing for attention's GPUs with AFD.
   std::optional<int> expert_rank(int gpu) const {
@@ -103,21 +103,21 @@ struct ParallelPlan {
 /// The plan by which one of the groups of a rank cuts weights and heads, as if the group were all
 /// of the rank.
 ParallelPlan of_slices(const ParallelPlan&);
-/// Whether PCP can divide its prompts: no layer passes a state from token to token.
+/// True if PCP can divide its prompts: no layer passes a state from token to token.
 bool divides_prompts(const MoeModel&);
 /// The plan of steps under the rule of decode.
 ParallelPlan in_decode(const ParallelPlan&);
-/// A warning where not every kernel takes a slice of an expert, of the shared experts or of a dense
-/// FFN, else empty: one of fp8 in blocks that is not whole blocks of 128. vLLM 0.11 refuses it
-/// (vllm/model_executor/layers/quantization/fp8.py); measured runs of vLLM 0.18 cut MiniMax-M2.5's
-/// experts into slices of 192.
+/// Warning where not every kernel takes a slice of an expert, of the shared experts or of a dense
+/// FFN, else empty. Such a slice is one of fp8 in blocks that is not whole blocks of 128. vLLM 0.11
+/// refuses it (vllm/model_executor/layers/quantization/fp8.py). Measured runs of vLLM 0.18 cut
+/// MiniMax-M2.5's experts into slices of 192.
 std::string slice_warning(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
-/// dp, tp and pp are 1 if not given; ep is all GPUs that hold experts (1 for a dense model), and
-/// micro_batches 2 with AFD. Throws ConfigError unless ep divides those GPUs and is at most the
-/// number of experts, moe_tp divides an expert's width, tp divides the query heads, one of tp and
-/// the KV heads divides the other, every stage has a layer, AFD has experts and one stage, and
-/// stripe_fault() finds nothing. decode_ep is held to the same as ep.
+/// Reads the plan. If not given, dp, tp and pp are 1; ep is all GPUs that hold experts (1 for a
+/// dense model), and micro_batches 2 with AFD. Throws ConfigError unless ep divides those GPUs and
+/// is at most the number of experts, and moe_tp divides an expert's width. Also tp must divide the
+/// query heads, one of tp and the KV heads the other, and every stage needs a layer. AFD needs
+/// experts and one stage, and stripe_fault() must find nothing. The rules of ep hold for decode_ep.
 ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
 std::span<const Key> parallel_keys();
 

@@ -5,8 +5,8 @@
 
 namespace moesim {
 
-/// Where a HuggingFace config.json keeps its language model: "text_config" or its like, or the
-/// whole file.
+/// Returns the language model of a HuggingFace config.json: "text_config" or its like, or the whole
+/// file.
 ConfigNode language_part(ConfigNode);
 
 }  // namespace moesim

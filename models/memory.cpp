@@ -31,9 +31,9 @@ const LayerSpec& unit_layer(const MoeModel& model) {
   return layer == model.layers.end() ? model.layers.front() : *layer;
 }
 
-// A layer's KV cache in those of the unit layer, whole ones: engines give layers with more to cache
-// as many pages more (vLLM's unified page size). Layers whose entries stand for several tokens have
-// pages of their own size.
+// Number of KV caches of the unit layer that a layer's cache fills, whole ones. Engines give layers
+// with more to cache as many pages more (vLLM's unified page size). Layers whose entries replace
+// several tokens have pages of their own size.
 double kv_layers(const LayerSpec& layer, const LayerSpec& unit, const ParallelPlan& plan) {
   const Kept here = kept(layer, plan, {});
   if (here.elements == 0) return 0;
@@ -41,7 +41,7 @@ double kv_layers(const LayerSpec& layer, const LayerSpec& unit, const ParallelPl
   return here.tokens_of_entry > 1 ? units : std::ceil(units);
 }
 
-// Of so many layers, those that a stage of the pipeline has at most.
+// Number of layers of so many that a stage of the pipeline has at most.
 double of_a_stage(double layers, const ParallelPlan& plan) {
   return std::floor(layers) == layers ? std::ceil(layers / plan.pp) : layers / plan.pp;
 }
@@ -51,8 +51,8 @@ Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
   return Bytes(kept(unit_layer(model), plan, precision).bytes);
 }
 
-// What layers keep: the mean of those that keep any, in as many layers as a stage of the pipeline
-// has at most.
+// Bytes that layers keep: the mean of those that keep any, in as many layers as a stage of the
+// pipeline has at most.
 double kept_by_stage(const MoeModel& model, const ParallelPlan& plan,
                      const PrecisionPlan& precision, double Kept::*what) {
   std::int64_t layers = 0;
@@ -66,7 +66,7 @@ double kept_by_stage(const MoeModel& model, const ParallelPlan& plan,
   return all / static_cast<double>(layers) * static_cast<double>(ceil_div(layers, plan.pp));
 }
 
-// Of the index keys of one token, on a GPU of the stage with most indexers.
+// Bytes of the index keys of one token, on a GPU of the stage with most indexers.
 Bytes index_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
                             const PrecisionPlan& precision) {
   return Bytes(kept_by_stage(model, plan, precision, &Kept::index_bytes));

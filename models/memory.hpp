@@ -5,8 +5,8 @@
 
 namespace moesim {
 
-/// Layers whose KV cache is kept alike share a group; all groups have room for the same number of
-/// layers and draw from one pool of equal blocks (vLLM's hybrid KV cache manager).
+/// Layers whose KV cache is kept in the same way share a group. All groups have room for the same
+/// number of layers and draw from one pool of equal blocks (vLLM's hybrid KV cache manager).
 struct KvGroup {
   int layers = 0;        ///< room for them in a block; the last group of a kind may hold fewer
   int window = 0;        ///< 0 = every token is kept
@@ -25,7 +25,7 @@ struct KvLayout {
   bool has_windows() const;
   /// Blocks over all groups that a sequence holds while a step computes its tokens from `computed`
   /// to before `end`. A window's group has let go of the blocks that lie before what the first of
-  /// these tokens attends to, and holds those of all tokens of the step, as vLLM's does. A sequence
+  /// these tokens attends to. It holds those of all tokens of the step, as vLLM's does. A sequence
   /// of any tokens has a state.
   std::int64_t blocks_in_step(std::int32_t computed, std::int32_t end) const {
     // Asked for each sequence of each step: 32 bits divide several times as fast as 64.
@@ -36,8 +36,8 @@ struct KvLayout {
       blocks += group.window == 0 ? all : all - group.first_block(computed, block_tokens);
     return blocks;
   }
-  /// Of these, blocks beyond the `held` ones; negative where a window leaves more behind than it
-  /// takes.
+  /// Number of these blocks beyond the `held` ones; negative where a window leaves more behind than
+  /// it takes.
   std::int64_t more_in_step(std::int64_t held, std::int32_t computed, std::int32_t end) const {
     // Most often there is one group that keeps all, and room in the last block: no division then.
     if (groups.size() == 1 && groups.front().window == 0 && state_blocks == 0) {
@@ -46,15 +46,15 @@ struct KvLayout {
     }
     return blocks_in_step(computed, end) - held;
   }
-  /// What blocks_in_step() never exceeds for a sequence of `tokens` computed in chunks of at most
-  /// `chunk`: a window's group holds window - 1 + chunk tokens in one block more than they fill, as
-  /// they need not start with a block (vLLM's max_admission_blocks_per_request).
+  /// Bound that blocks_in_step() never exceeds for a sequence of `tokens` computed in chunks of at
+  /// most `chunk`. A window's group holds window - 1 + chunk tokens in one block more than they
+  /// fill. The tokens need not start with a block (vLLM's max_admission_blocks_per_request).
   std::int64_t blocks_at_most(std::int64_t tokens, std::int64_t chunk) const;
   /// Blocks that a sequence of `tokens` holds while it decodes.
   std::int64_t blocks_for(std::int64_t tokens) const { return blocks_at_most(tokens, 1); }
 };
-/// As vLLM groups layers (v1/core/kv_cache_utils.py): as many to a group as the kind of window with
-/// fewest layers has, so that 36 chunked and 12 full layers make four groups of 12, and 50 sliding
+/// Groups layers as vLLM does (v1/core/kv_cache_utils.py): as many to a group as the kind of window
+/// with fewest layers has. So 36 chunked and 12 full layers make four groups of 12, and 50 sliding
 /// and 10 full ones six of 10; the last group of a kind is padded. Where the kind with most layers
 /// has less than 1.5 times as many, each kind is one group of that size. Of a group's layers a GPU
 /// holds those of its pipeline stage, at most 1/pp rounded up. `block_tokens` are those of one
@@ -65,16 +65,16 @@ KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, i
 /// Bytes of KV cache one token adds on one GPU over the layers of its stage (the largest), windows
 /// ignored; with DCP in the mean. MLA is replicated, not sliced by tp.
 Bytes kv_bytes_per_token(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
-/// One routed expert in one layer on one GPU (its moe_tp slice). Engines fill a slice of MXFP4
-/// up to whole blocks of 32 (gpt-oss on tp 8: 384 of 360; vLLM 0.11,
+/// Bytes of one routed expert in one layer on one GPU (its moe_tp slice). Engines fill a slice of
+/// MXFP4 up to whole blocks of 32 (gpt-oss on tp 8: 384 of 360; vLLM 0.11,
 /// vllm/model_executor/models/gpt_oss.py).
 Bytes expert_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 /// How many MoE layers the pipeline stage with the most has.
 int moe_layers_of_stage(const MoeModel&, const ParallelPlan&);
-/// Every weight that is not a routed expert, on one GPU of the stage that has most: attention,
-/// dense and shared FFNs sliced by tp, in the plan's `attention` precision; embeddings and LM head
-/// sliced by tp, norms and gates replicated, in bf16, as deployments leave them (DeepSeek-V3,
-/// arXiv:2412.19437 section 3.3).
+/// Bytes of weights that are no routed expert, on one GPU of the stage that has most. Attention,
+/// dense and shared FFNs are sliced by tp, in the plan's `attention` precision. Embeddings and LM
+/// head are sliced by tp, norms and gates replicated, in bf16, as deployments leave them
+/// (DeepSeek-V3, arXiv:2412.19437 section 3.3).
 Bytes non_expert_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
 }  // namespace moesim

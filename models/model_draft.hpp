@@ -7,7 +7,7 @@
 
 namespace moesim {
 
-/// What a file says of a layer, before the layer has its mixer.
+/// Facts of a file on a layer, before the layer has its mixer.
 struct LayerDraft {
   bool linear = false;   ///< the draft's `linear` in the place of attention
   int window = 0;        ///< tokens that attention sees; 0: all

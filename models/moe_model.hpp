@@ -11,7 +11,7 @@
 
 namespace moesim {
 
-/// One transformer layer.
+/// A transformer layer.
 struct LayerSpec {
   MixerPtr mixer;   ///< attention, or what stands in its place
   bool moe = true;  ///< experts follow it
@@ -23,12 +23,12 @@ struct LayerSpec {
   }
 };
 
-/// What the authors of a model count as active beside its layers.
+/// Weights that the authors of a model count as active in addition to its layers.
 enum class ActiveCounts { lm_head, embeddings_and_lm_head, layers_only };
 inline constexpr std::array<std::string_view, 3> active_counts_names{
     "lm_head", "embeddings_and_lm_head", "layers_only"};
 
-/// What a forward pass of a Mixture-of-Experts (or dense) transformer is made of.
+/// Parts of a forward pass of a Mixture-of-Experts (or dense) transformer.
 struct MoeModel {
   std::string name;
   std::string source;
@@ -85,7 +85,7 @@ struct MoeModel {
 MoeModel read_model(const ConfigNode&);
 /// The keys of a zoo file.
 std::span<const Key> model_keys();
-/// One of these keys tells a HuggingFace config.json.
+/// Keys, of which one tells a HuggingFace config.json.
 inline constexpr std::array<std::string_view, 2> hf_model_marks{"model_type", "architectures"};
 bool is_hf_model(const ConfigNode&);
 
@@ -98,9 +98,9 @@ double gate_parameters(const MoeModel&);
 /// Parameters of the two norms of a layer.
 double norm_parameters(int hidden);
 
-/// Parameters; the counting rule: embeddings, LM head, norms, attention, gates, experts; no MTP
-/// modules, no vision encoder, no biases, sinks or per-head norms (0.05 % of gpt-oss, less
-/// elsewhere).
+/// Parameters. The counting rule has embeddings, LM head, norms, attention, gates and experts. It
+/// has no MTP modules, no vision encoder, no biases, sinks or per-head norms (0.05 % of gpt-oss,
+/// less elsewhere).
 struct ParameterCount {
   double total = 0;
   double active =

@@ -31,7 +31,7 @@ inline constexpr std::array<std::string_view, 13> part_names{
     "attention",      "all_reduce", "gate",      "token_routing", "permute",  "dispatch", "experts",
     "shared_experts", "combine",    "dense_ffn", "rebalancing",   "pipeline", "other"};
 
-/// One operation of one GPU in one layer (or once per step), as `explain` shows it.
+/// An operation of one GPU in one layer (or once per step), as `explain` shows it.
 struct Operation {
   std::string_view name;  ///< a literal: "qkv_proj", "attention_decode", ...
   Part part;
@@ -44,26 +44,26 @@ inline constexpr double fp32_bytes = 4;
 /// Bytes that a fused residual-add RMSNorm moves for one token: both streams, in and out.
 constexpr double norm_bytes(int hidden) { return 4.0 * hidden * bf16_bytes; }
 
-/// Whether the engine whose tables price the GPU computes "norm", "rope" or "quantise" inside a
+/// True if the engine whose tables price the GPU computes "norm", "rope" or "quantise" inside a
 /// larger kernel.
 bool fuses(const GpuSpec&, std::string_view operation);
 /// Norms behind the mixer and the FFN are part of the TP all-reduce.
 bool norm_is_in_all_reduce(const ParallelPlan&, const GpuSpec&);
-/// Whether a table of the GPU gives the cost. Tables time whole modules of an engine: linear layers
-/// with the quantisation of their inputs, attention with the write into the KV cache, expert layers
-/// with top-k.
+/// True if a table of the GPU gives the cost. Tables time whole modules of an engine. These are
+/// linear layers with the quantisation of their inputs, attention with the write into the KV cache,
+/// and expert layers with top-k.
 bool is_by_table(const Cost&, const GpuSpec&);
 
 /// Appends the operations of one GPU, priced. Work of no tokens is left out, so that it costs no
 /// launch.
 class OperationList {
  public:
-  /// Of one part of a step, whose weights are in the precision of attention or of FFNs.
+  /// Operations of one part of a step, whose weights are in the precision of attention or of FFNs.
   OperationList(Part, const PrecisionPlan&, const GpuSpec&, std::vector<Operation>& out);
 
-  /// [m, k] x [k, n] with weights in the precision of the part. Narrow activations are quantised by
-  /// a kernel of their own, read in bf16 and written as multiplied, whose time tables of GEMMs
-  /// include; beside weights in bf16 they stay as they are.
+  /// Adds [m, k] x [k, n] with weights in the precision of the part. A kernel of its own quantises
+  /// narrow activations, read in bf16 and written as multiplied. Its time is in tables of GEMMs.
+  /// With weights in bf16 activations stay as they are.
   void gemm(std::string_view name, double m, double n, double k);
   void bf16_gemm(std::string_view name, double m, double n, double k);
   /// A kernel that moves bytes and computes next to nothing.

@@ -22,7 +22,7 @@ namespace moesim {
 
 namespace {
 
-// What one kind of module is stored in, and what its weights are multiplied with.
+// Precision that one kind of module is stored in, and that its weights are multiplied with.
 struct Scheme {
   Precision weights, activations;
   auto operator<=>(const Scheme&) const = default;
@@ -161,8 +161,8 @@ std::vector<std::string> texts_in(const Json* list) {
   return texts;
 }
 
-// The keys of an object in the order of its file, where the first that fits decides; sorted ones
-// where the file cannot be read again.
+// Keys of an object in the order of its file, where the first that fits decides; sorted ones where
+// the file cannot be read again.
 std::vector<std::string> keys_in_order(const ConfigNode& object) {
   std::vector<std::string> keys;
   for (const auto& entry : object.json().items()) keys.push_back(entry.key());
@@ -177,7 +177,7 @@ std::vector<std::string> keys_in_order(const ConfigNode& object) {
   return std::ranges::is_permutation(keys, ordered) ? ordered : keys;
 }
 
-// What a file says of modules, in the order in which it counts.
+// Rules of a file on modules, in the order in which they count.
 struct Rules {
   std::vector<NameList> left_out;  // not converted
   std::optional<NameList> only;    // what it does not name is not converted
@@ -260,7 +260,7 @@ class RuleReader {
     rules_.named = list(node_, names, Reading::part);
   }
 
-  // Of compressed-tensors: a group's targets are names of modules, or "Linear" for all others.
+  // Reads groups of compressed-tensors: targets are names of modules, or "Linear" for all others.
   void each_group() {
     const ConfigNode groups = node_.child("config_groups");
     std::vector<std::string> names;
@@ -380,7 +380,7 @@ std::vector<std::string> prefixes_in_use(const ConfigNode& file, const Json& qua
   return prefixes;
 }
 
-// Whether an entry of a list looks as if it meant linear modules of the language model's layers.
+// True if an entry of a list looks as if it meant linear modules of the language model's layers.
 bool seems_linear(const std::string& entry, std::size_t layers) {
   std::string name = entry;
   std::erase(name, '\\');
@@ -400,7 +400,7 @@ bool seems_linear(const std::string& entry, std::size_t layers) {
   return false;
 }
 
-// What of a part of the model is stored how.
+// Tally of how a part of the model is stored.
 struct Tally {
   std::map<Scheme, double> parameters;
 
@@ -412,7 +412,7 @@ struct Tally {
       shares[static_cast<std::size_t>(scheme.weights)] += here / all;
     return shares;
   }
-  // Of the precision that most of it is in, what most is multiplied with.
+  // Scheme of the precision that most of it is in, and what most is multiplied with.
   Scheme most() const {
     if (parameters.empty()) return unconverted;
     const Precision weights = most_of(shares());
@@ -551,7 +551,7 @@ ConfigNode without_quantisation(const ConfigNode& model) {
   return {std::move(left), model.file(), model.pointer()};
 }
 
-// Where a HuggingFace model says how it is quantised, or nothing.
+// Finds where a HuggingFace model says how it is quantised, or nothing.
 std::optional<ConfigNode> quantisation_of(const ConfigNode& model) {
   for (const char* key : quantisation_keys) {
     if (member(model.json(), key) != nullptr) return model.child(key);
@@ -561,7 +561,7 @@ std::optional<ConfigNode> quantisation_of(const ConfigNode& model) {
   return beside(model);
 }
 
-// Whether it is of the KV cache alone: ModelOpt writes no algorithm of weights then.
+// True if it is of the KV cache alone: ModelOpt writes no algorithm of weights then.
 bool leaves_weights(const ConfigNode& node) {
   const std::string algo = text_of(node.json(), "quant_algo");
   return (algo.empty() || algo == "none") &&

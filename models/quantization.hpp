@@ -16,11 +16,11 @@ struct StoredPrecision {
   std::string warning{};   ///< why it may be another; empty: nothing speaks against it
 };
 
-/// Reads them from "quantization_config" of a HuggingFace config.json, or hf_quant_config.json
-/// beside it (fp8, whole or in blocks, NVFP4, MXFP4, int4, and mixtures; what is left unconverted
-/// counts where that is most layers' attention, experts or FFNs); bf16 throughout where a
-/// config.json says nothing. A zoo file says it under "precision". Nothing where a zoo file does
-/// not. `model` is what read_model() made of the same file. Throws ConfigError with the place if a
+/// Reads them from "quantization_config" of a HuggingFace config.json, or hf_quant_config.json next
+/// to it: fp8, whole or in blocks, NVFP4, MXFP4, int4, and mixtures. What is left unconverted
+/// counts where that is most layers' attention, experts or FFNs. Without a word in a config.json it
+/// is bf16 throughout. A zoo file says it under "precision". Nothing where a zoo file does not.
+/// `model` is what read_model() made of the same file. Throws ConfigError with the place if a
 /// quantisation is not known.
 std::optional<StoredPrecision> read_stored_precision(const ConfigNode&, const MoeModel& model);
 

@@ -49,7 +49,7 @@ AttentionWork attention_work(const RankSequences& sequences, const Sight& sight)
     const auto pairs_of = [&](const Sight& range) {
       return static_cast<double>(keys_seen_before(end, range) - keys_seen_before(first, range));
     };
-    // As many pairs as of a sliding window, wherever the tokens stand.
+    // Pairs are as many as of a sliding window, wherever the tokens are.
     const Sight seen = sight.top > 0 ? Sight{.window = sight.top} : sight;
     const auto keys = static_cast<double>(end - first_seen(first, seen));
     const double pairs = pairs_of(seen);

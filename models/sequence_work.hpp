@@ -7,7 +7,7 @@
 
 namespace moesim {
 
-/// One sequence in a step: how many tokens it computes and how many stand before them in the KV
+/// A sequence in a step: how many tokens it computes and how many are before them in the KV
 /// cache.
 struct SequenceWork {
   std::int32_t new_tokens;
@@ -24,7 +24,7 @@ struct RankSequences : std::span<const SequenceWork> {
                 std::optional<std::int64_t> context = std::nullopt)
       : span(sequences), decode_context(context) {}
   /// Tokens before the new ones in all KV caches, where each sequence is known to have one new
-  /// token: most steps are such, and then nothing need look at each sequence.
+  /// token. Most steps are such, and then nothing need look at each sequence.
   std::optional<std::int64_t> decode_context{};
 };
 
@@ -38,7 +38,7 @@ struct Sight {
   bool operator==(const Sight&) const = default;
 };
 
-/// What attention must do on one rank, for layers of one kind: sums over its sequences.
+/// Work of attention on one rank, for layers of one kind: sums over its sequences.
 struct AttentionWork {
   int window = 0;                ///< keys that a query sees, where it slides; 0: all
   double decode_sequences = 0;   ///< queries of sequences that decode: one each, or those verified
@@ -56,8 +56,8 @@ struct AttentionWork {
   double indexed_keys = 0;   ///< sparse attention: keys that the indexer reads ...
   double indexed_pairs = 0;  ///< ... and query-key pairs that it scores, seen by attention or not
 };
-/// What a step asks of attention whose queries see so much. A sequence that verifies, or has one
-/// new token, counts as decode, also when it is a prompt's last chunk.
+/// Work of a step on attention whose queries see so much. A sequence that verifies, or has one new
+/// token, counts as decode, also when it is a prompt's last chunk.
 AttentionWork attention_work(const RankSequences&, const Sight&);
 /// Queries of sequences that decode: one each, or those verified.
 double decode_queries(const RankSequences&);

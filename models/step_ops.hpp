@@ -10,14 +10,14 @@
 
 namespace moesim {
 
-/// One GPU's share of a model as it is deployed: what its operations follow from. Refers to what it
-/// was made of.
+/// Share of one GPU of a model as it is deployed: what its operations follow from. Refers to what
+/// it was made of.
 struct ModelShard {
   const MoeModel& model;
   const ParallelPlan& plan;
   const PrecisionPlan& precision;
   const GpuSpec& gpu;
-  /// What a mixer of its layers is asked with.
+  /// Shard that a mixer of its layers is asked with.
   MixerShard mixers() const { return {model.hidden, plan, precision, gpu}; }
 };
 

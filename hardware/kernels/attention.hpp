@@ -11,7 +11,7 @@ extern const Kernel attention_decode_kernel, attention_prefill_kernel;
 extern const Kernel mla_decode_kernel, mla_prefill_kernel;
 extern const Kernel mla_decode_module_kernel, mla_prefill_module_kernel, mla_bmm_kernel;
 
-/// What one call of an attention kernel works on, summed over its sequences.
+/// Load of one call of an attention kernel, summed over its sequences.
 struct AttentionLoad {
   double sequences = 0;
   double queries = 0;  ///< new tokens
@@ -35,7 +35,7 @@ struct AttentionShape {
 Cost attention(const AttentionShape&, const AttentionLoad&, const GpuSpec&);
 
 /// Multi-head latent attention of one layer on one GPU (DeepSeek-V2, arXiv:2405.04434, section
-/// 2.1): decode in the absorbed form, against one latent for all heads; prefill in the expanded
+/// 2.1). Decode has the absorbed form, against one latent for all heads. Prefill has the expanded
 /// form, with keys and values for every head.
 struct LatentAttentionShape {
   bool decode = true;
@@ -45,24 +45,24 @@ struct LatentAttentionShape {
 };
 Cost latent_attention(const LatentAttentionShape&, const AttentionLoad&, const GpuSpec&);
 
-/// The products that absorb the latent's projections into `queries` queries of `heads` heads (keys,
-/// before the core) or into their outputs (values, behind it), batched over heads, in bf16.
+/// Prices products that absorb the latent's projections, batched over heads, in bf16. They go into
+/// queries (`keys`, before the core) or into outputs (values, behind it).
 Cost absorption(bool keys, double queries, const LatentAttentionShape&, const GpuSpec&);
 
-/// A whole block of latent attention of one layer on one GPU, projections and quantisation
-/// included, where an engine's table times it as one (vLLM, TensorRT-LLM); nothing otherwise.
+/// Prices a whole block of latent attention of one layer on one GPU, projections and quantisation
+/// included. Engines' tables may time it as one (vLLM, TensorRT-LLM); nothing otherwise.
 /// `projections` is the precision of its weights.
 std::optional<Cost> latent_attention_block(const LatentAttentionShape&, const AttentionLoad&,
                                            Precision projections, const GpuSpec&);
 
 // --- as tables are asked -------------------------------------------------------------------------
 
-/// One call of equal sequences.
+/// A call of equal sequences.
 struct AttentionCall {
   bool decode = true;
   double kv_bytes = 2;  ///< of a cached element
   double q_heads = 0, kv_heads = 0, head_dim = 0, window = 0;
-  /// Of each sequence the new tokens, all tokens, and the queries' keys.
+  /// Counts of each sequence: the new tokens, all tokens, and the queries' keys.
   double batch = 0, queries = 0, context = 0, pairs = 0;
 };
 /// Keys that `queries` queries at the end of `context` tokens see, a window of 0 being none.

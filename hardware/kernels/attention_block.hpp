@@ -10,8 +10,8 @@
 
 namespace moesim {
 
-/// What a whole block of attention of one layer asks of one GPU: its projections, an indexer if it
-/// has one, attention itself; summed over its sequences.
+/// Work of a whole block of attention of a layer on one GPU, summed over its sequences. It has
+/// projections, an indexer if there is one, and attention itself.
 struct BlockWork {
   double weights = 0;  ///< numbers of the projections; every query is multiplied with each
   double flops = 0;    ///< of queries and keys, an indexer's included
@@ -41,7 +41,7 @@ inline constexpr std::array<TableAxis, 8> block_prefill_axes{{{"tokens"},
                                                               {"heads", TableAxis::by_shape},
                                                               {"hidden", TableAxis::by_shape}}};
 
-/// Where a call stands whose projections have a format of that name.
+/// Finds the place of a call whose projections have a format of that name.
 Located locate(const AttentionBlockCall&, std::string_view format, const GpuSpec&);
 /// The sample of a row of such a table, which says the format in its column "gemm_type".
 Sample block_sample(const TableRow&, const AttentionBlockCall&, const GpuSpec&);

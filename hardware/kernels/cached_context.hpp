@@ -15,7 +15,7 @@ namespace moesim {
 /// Bytes of an element of a cache in a precision as tables name it.
 double cache_bytes(std::string_view precision);
 
-/// Whether a decode's caches are so much larger than the L2 that they come from HBM: of four times
+/// True if a decode's caches are so much larger than the L2 that they come from HBM. Of four times
 /// its capacity at most a quarter is there. Tables hold such points apart, as groups of their own.
 bool reads_from_hbm(double cached_bytes, const GpuSpec&);
 /// The name of such a group, of the one of the smaller caches.
@@ -29,11 +29,11 @@ double length_of(double pairs);
 
 /// The rough time of an attention kernel that loads `bytes` and multiplies in bf16.
 double attention_rough_us(double bytes, double flops, const GpuSpec&);
-/// The least time: kernels may multiply a cache of eight bits as such, and what a call before this
-/// one read may be in the L2 still, as much as goes into it.
+/// Least time of attention: kernels may multiply a cache of eight bits as such. What a call before
+/// this one read may be in the L2 still, as much as it holds.
 double attention_least_us(double cached_bytes, double flops, double kv_bytes, const GpuSpec&);
 
-/// Whether a row multiplies in bf16: caches of eight bits that are multiplied as such are faster
+/// True if a row multiplies in bf16: caches of eight bits that are multiplied as such are faster
 /// than the rooflines assume.
 bool multiplies_bf16(const TableRow&);
 /// A call of such work for the roofline, which knows no tiles of attention kernels.

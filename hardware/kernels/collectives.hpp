@@ -15,7 +15,7 @@ struct CollectiveCall {
   double gpus = 0, bytes = 0;
 };
 
-/// Where such a call stands in a table, with a launch of so many microseconds.
+/// Finds the place of such a call in a table, with a launch of so many microseconds.
 Located place_of(const CollectiveCall&, double launch_us, const GpuSpec&);
 
 /// NCCL's collectives, all in one table.

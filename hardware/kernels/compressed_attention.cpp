@@ -52,7 +52,7 @@ EntriesSeen entries_seen(std::int64_t first, std::int64_t end, int window, int r
   return seen;
 }
 
-// Queries and the output by way of ranks, the output's in groups; keys and gates of what is
+// Queries and the output by way of ranks, the output's in groups. Keys and gates of what is
 // compressed, twice where windows overlap, which they do where an indexer picks.
 double projections(const CompressedShape& s) {
   const double queries = s.hidden * s.q_lora + s.q_lora * s.heads * s.dim;
@@ -66,7 +66,7 @@ double projections(const CompressedShape& s) {
 
 BlockWork work_of(const CompressedShape& s, const CompressedLoad& load) {
   constexpr double fp32 = 4, bf16 = 2;
-  // What an indexer picks is gathered for each query.
+  // Entries that an indexer picks are gathered for each query.
   const double entries = s.thinned() ? load.seen.pairs : load.seen.read;
   const double rows = load.queries * s.heads * 2 * s.dim * bf16;
   return {.weights = projections(s),

@@ -7,9 +7,9 @@ namespace moesim {
 
 extern const Kernel csa_decode_kernel, csa_prefill_kernel, hca_decode_kernel, hca_prefill_kernel;
 
-/// One GPU's share of a layer's compressed attention (DeepSeek-V4): one latent of `dim` numbers is
-/// key and value of all heads; besides a window, queries see entries that stand for `ratio` tokens
-/// each, all of them or the `top` best by an indexer.
+/// Share of one GPU of a layer's compressed attention (DeepSeek-V4). One latent of `dim` numbers is
+/// key and value of all heads. In addition to a window, queries see entries that replace `ratio`
+/// tokens each, all of them or the `top` best by an indexer.
 struct CompressedShape {
   double hidden = 0, heads = 0, q_lora = 0, dim = 0;
   double groups = 0, o_lora = 0;  ///< of the output's projection
@@ -21,7 +21,7 @@ struct CompressedShape {
   bool thinned() const { return top > 0; }
 };
 
-/// What the queries of one sequence see: those of tokens `first` to `end`, the last excluded.
+/// Entries that the queries of one sequence see: those of tokens `first` to before `end`.
 struct EntriesSeen {
   double pairs = 0;   ///< queries and what they attend to: tokens of the window, entries
   double read = 0;    ///< of these once for the sequence, where all queries see the same

@@ -59,7 +59,7 @@ ExchangeVolume volume_of(const ExchangeCall& c) {
     const double copies = token * c.top_k / gpus;
     return {copies * peers, copies * (gpus - measured_gpus_per_node)};
   }
-  // Normal kernels send one copy to each other node that holds an expert of the token; a GPU there
+  // Normal kernels send one copy to each other node that holds an expert of the token. A GPU there
   // passes it on to each other GPU of the node that does. Their test limits a token to four nodes
   // (DeepEP, tests/test_internode.py: num_topk_groups).
   const double reached = std::min(c.nodes, 4.0);
@@ -134,8 +134,8 @@ double mean_below(double greatest, double ranks) {
   return root * root / 4;
 }
 
-// DeepEP's time for so many tokens of evenly chosen experts as keep the slower of the busiest
-// ranks' links as long: the other link may have a busier rank that delays no other rank.
+// Time of DeepEP for so many tokens of evenly chosen experts as keep the slower of the busiest
+// ranks' links as long. The other link may have a busier rank that delays no other rank.
 std::optional<TableTime> exchange_time(const GpuSpec& gpu, const TokenExchange& tokens, int gpus,
                                        int domains, double nvlink_bytes, double network_bytes) {
   constexpr double sms_of_normal_kernels = 20;  // DeepEP, Buffer.num_sms

@@ -18,8 +18,8 @@ struct ExchangeCall {
 };
 Question ask(const ExchangeCall&, const GpuSpec&);
 
-/// What a rank sends for one token of its own, and passes on of others', where tokens choose evenly
-/// among the experts: the mean over ranks, which the busiest one equals then.
+/// Volume that a rank sends for one token of its own, and passes on of others', where tokens choose
+/// evenly among the experts. It is the mean over ranks, which the busiest one equals then.
 struct ExchangeVolume {
   double nvlink = 0, network = 0;  ///< bytes
 };

@@ -45,7 +45,7 @@ Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
   throw ConfigError(fmt::format("{}: {}", row.place(), why));
 }
 
-// What the draws of a row's experts take for granted.
+// Checks what the draws of a row's experts assume.
 void check_experts(const TableRow& row, const ExpertsCall& c, double ranks) {
   constexpr double most_tokens = 1e7;
   if (!(c.experts >= 1 && c.experts <= 65536)) refuse(row, "experts: expected 1 to 65536");
@@ -72,8 +72,8 @@ std::vector<Sample> expert_samples(const TableRow& row, const GpuSpec& gpu,
   return {sample(precision, row, locate(call, gpu))};
 }
 
-// The load of the measured rank stands for how it was drawn: a slice's width for `width` and `tp`,
-// the experts that it held, its rows and its active experts for `ep` and `distribution`.
+// The load of the measured rank replaces how it was drawn. It has a slice's width for `width` and
+// `tp`, the experts that it held, its rows and its active experts for `ep` and `distribution`.
 std::vector<KeptColumn> kept_columns(const TableRow& row, const Sample& sample) {
   const Coordinates& at = sample.place.at;
   // Three digits, in full: 1020, not 1.02e+03.
@@ -187,7 +187,7 @@ double experts_held(const TableRow& row) {
 
 namespace {
 
-// Of the EP group: some tables tell them apart from those of the rank.
+// Tokens of the EP group: some tables tell them apart from those of the rank.
 double tokens_of(const TableRow& row) {
   return row.number(row.text_or_none("tokens_global").empty() ? "tokens" : "tokens_global");
 }
@@ -250,8 +250,8 @@ std::vector<double> half_octaves(int top) {
   return nodes;
 }
 
-/// The ascending values nearest to the guesses, which count by distance^-3 (pool adjacent
-/// violators): what was measured beside a place outweighs what is far from any point.
+/// Ascending values nearest to the guesses, which count by distance^-3 (pool adjacent violators).
+/// What was measured near a place outweighs what is far from any point.
 std::vector<Scattered::Guess> ascending(const std::vector<Scattered::Guess>& guesses) {
   struct Pool {
     double weighted = 0, weight = 0;
@@ -501,8 +501,8 @@ double exponent_of(std::string_view distribution) {
   return alpha == 1 ? 1.0001 : alpha;
 }
 
-// What rounding added or lost goes to the least and comes from the most loaded expert, rank by
-// rank.
+// Selections that rounding added or lost go to the least and come from the most loaded expert, rank
+// by rank.
 void settle_by_rank(std::vector<std::int32_t>& counts, int ranks, double tokens,
                     std::int64_t left) {
   const auto per_rank = static_cast<std::ptrdiff_t>(counts.size()) / ranks;
@@ -629,9 +629,9 @@ std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts,
 
 namespace {
 
-// Which share of all selections falls on the first n of 256 experts, when balanced choices are cut
-// to 4 of 8 groups: a fit to the times of GB200, GB300, B300, L40S and RTX PRO 6000 at 4 to 256
-// ranks, which give the rows of rank 0 by the uneven rows of as many ranks.
+// Share of all selections that falls on the first n of 256 experts, when balanced choices are cut
+// to 4 of 8 groups. A fit to times of six GPUs (Blackwell, L40S) at 4 to 256 ranks. These give the
+// rows of rank 0 by the uneven rows of as many ranks.
 struct FirstExperts {
   double experts, share;
 };

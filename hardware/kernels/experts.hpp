@@ -22,7 +22,7 @@ struct ExpertsCall {
   double hidden = 0, width = 0, top_k = 0, experts = 0;
   double held = 0;  ///< of the experts, by the rank
   double tokens = 0, rows = 0, active = 0;
-  /// Of others than grouped_gemm `tokens` do not count: no copies are permuted.
+  /// Kernel; for others than grouped_gemm `tokens` do not count: no copies are permuted.
   ExpertKernel kernel = ExpertKernel::grouped_gemm;
 };
 /// The call that a row measured, in the format of that name. Throws ConfigError if the row lacks a
@@ -33,7 +33,7 @@ ExpertsCall experts_of(const TableRow&, const EngineVersion&, const GpuSpec&,
 /// Experts of the rank that a row timed. Throws ConfigError as above.
 double experts_held(const TableRow&);
 
-/// What was made of the tables for one shape of expert layer; shared by all who ask for it.
+/// Curve that was made of the tables for one shape of expert layer; shared by all who ask for it.
 struct ExpertCurve;
 
 /// The fused expert layer of one shape as a function of a rank's load, see ExpertsCall. Equal
@@ -77,19 +77,19 @@ struct GroupedGemmShape {
 /// results, read and written in bf16.
 inline double row_bytes(double hidden, double width) { return 2 * (2 * hidden + 4 * width); }
 
-/// What such rows ask of a GPU. `sms` run the tiles in waves; 0: waves are not counted.
+/// Work of such rows on a GPU. `sms` run the tiles in waves; 0: waves are not counted.
 TiledWork expert_work(const GroupedGemmShape&, const GroupedRows&, Tile, int sms);
 
-/// bytes_hbm = sum over ACTIVE slots of W, plus activations in and out; flops = sum 2*3*d*m*
-/// padded rows; weights cross L2 once per M tile and activations once per N tile; tiles that
-/// do not fill their last wave over the SMs leave them idle (reference: the measured law t0 +
+/// Bytes of HBM are the sum over ACTIVE slots of W, plus activations in and out. Flops are the sum
+/// of 2*3*d*m*padded rows. Weights cross L2 once per M tile and activations once per N tile. Tiles
+/// that do not fill their last wave over the SMs leave them idle (reference: the measured law t0 +
 /// n_active*W/(f*BW)). `work.flops` counts the padding, not the idle SMs. No tokens cost nothing.
 /// Rows are copied as well: permuted, activated, summed up. Kernels of engines do that with the
 /// rows that they compute, and with those that the GPU holds but other GPUs' experts compute.
 class GroupedGemm {
  public:
   GroupedGemm(const GroupedGemmShape&, const GpuSpec&);
-  /// Whether a table has the layer; else its price is a roofline.
+  /// True if a table has the layer; else its price is a roofline.
   bool measured() const { return tables_ != nullptr; }
   /// grouped_rows() with the kernel's tile_m.
   GroupedRows rows(std::span<const std::int32_t> tokens_per_slot) const;
@@ -111,8 +111,8 @@ class GroupedGemm {
   Roofline roofline_;
 };
 
-/// Tokens that choose experts by a power law over the experts, rounded to the number of selections,
-/// as the source of the expert tables draws them (ai-dynamo/aiconfigurator, collector/helper.py).
+/// Tokens that choose experts by a power law over the experts, rounded to the number of selections.
+/// The source of the expert tables draws them so (ai-dynamo/aiconfigurator, collector/helper.py).
 struct PowerLaw {
   std::string_view distribution;  ///< "power_law_1.2"
   double tokens = 0, top_k = 0;
@@ -124,33 +124,33 @@ struct PowerLaw {
 std::vector<std::int32_t> power_law_rank(const PowerLaw&, Rng&);
 inline constexpr int power_law_draws = 5;
 
-/// Tokens of each expert of one rank of `ranks` when the source times SGLang's balanced layer,
-/// whose experts all stand on that rank (collector/helper.py, build_rank0_local_workload): token t
-/// chooses the experts t + j stride, the rank gets the tokens that choose one of its own, and what
-/// else these choose goes to expert 0, because the kernel needs some index
+/// Tokens of each expert of one rank of `ranks` in the source's timing of SGLang's balanced layer.
+/// All experts are on that rank (collector/helper.py, build_rank0_local_workload). Token t chooses
+/// the experts t + j stride, and the rank gets the tokens that choose one of its own. What else
+/// these choose goes to expert 0, because the kernel needs some index
 /// (collector/sglang/collect_moe.py).
 std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks);
 
-/// Whether the source times such lone ranks with this engine: SGLang from 0.5.10 on, Triton's
+/// True if the source times such lone ranks with this engine: SGLang from 0.5.10 on, Triton's
 /// kernel. Before, a rank's balanced rows are an even share.
 bool times_lone_ranks(const EngineVersion&);
 
 /// How the source of the expert tables gave selections to the rank that it timed.
 struct Draws {
-  /// Balanced rows: an even share; a lone rank's (lone_rank()); or what is left of an even share
-  /// when the engine lets a token choose in 4 of 8 groups of experts, as the model does: then most
-  /// selections fall on the first ids, which rank 0 holds.
+  /// Balanced rows: an even share, or a lone rank's (lone_rank()), or a rest of an even share. The
+  /// rest is left when the engine lets a token choose in 4 of 8 groups, as the model does. Then
+  /// most selections fall on the first ids, which rank 0 holds.
   enum class Balanced { even, lone, in_groups } balanced = Balanced::even;
   DrawFill fill = DrawFill::by_rank;  ///< of uneven rows
 };
-/// Of a layer's rows. `triton`: the kernel is Triton's. Uneven rows are filled as the GPU's file
-/// says, else by id for SGLang before 0.5.10 and TensorRT-LLM before 1.3. Balanced rows of the
+/// Draws of a layer's rows. `triton`: the kernel is Triton's. Uneven rows are filled as the GPU's
+/// file says, else by id for SGLang before 0.5.10 and TensorRT-LLM before 1.3. Balanced rows of the
 /// model with groups (256 experts of 8, 7,168 wide) are in groups for vLLM from 0.22 and SGLang
 /// from 0.5.14 on (hardware/README.md). An engine without a version is taken for a new one.
 Draws draws_of(const EngineVersion&, const GpuSpec&, const ExpertsCall&, bool triton);
 
-/// Rows and active experts of the rank that an expert table's row timed: the mean over draws of a
-/// power law, or what Draws says of a balanced row.
+/// Rows and active experts of the rank that an expert table's row timed. They are the mean over
+/// draws of a power law, or what Draws says of a balanced row.
 struct BusiestRank {
   double rows = 0, active = 0;
 };

@@ -14,11 +14,11 @@ struct GemmCall {
 };
 Question ask(const GemmCall&, const GpuSpec&);
 
-/// What [m, k] x [k, n] asks of a GPU of so many SMs.
+/// Work of [m, k] x [k, n] on a GPU of so many SMs.
 TiledWork gemm_work(double m, double n, double k, Operands, Tile, int sms);
 
-/// One dense GEMM [m, k] x [k, n]: from the tables where they have its format, else the roofline
-/// of its tiles.
+/// Prices a dense GEMM [m, k] x [k, n]: from the tables where they have its format, else the
+/// roofline of its tiles.
 Cost gemm(double m, double n, double k, Precision weights, Precision activations, const GpuSpec&);
 
 }  // namespace moesim

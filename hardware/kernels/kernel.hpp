@@ -58,7 +58,7 @@ struct Kernel {
 
   /// The kernel whose constants price this one.
   const Kernel& constants() const { return constants_of == nullptr ? *this : *constants_of; }
-  /// Whether GPU files may give constants of this law under the kernel's name.
+  /// True if GPU files may give constants of this law under the kernel's name.
   bool has_own(Law of) const { return law == of && constants_of == nullptr; }
 };
 

@@ -20,7 +20,7 @@ struct MeasuredDimensions {
   double kv_lora = 512, qk_nope = 128, qk_rope = 64, v_dim = 128, q_lora = 1536, hidden = 7168;
 };
 
-// Whether no row has such heads: of decode only the latent matters, which all heads share.
+// True if no row has such heads: of decode only the latent matters, which all heads share.
 bool is_other(const LatentAttentionCall& c) {
   constexpr MeasuredDimensions usual;
   const bool latent = c.kv_lora != usual.kv_lora || c.qk_rope != usual.qk_rope;
@@ -38,7 +38,7 @@ bool is_from_hbm(const LatentAttentionCall& c, const GpuSpec& gpu) {
 
 Located locate(const LatentAttentionCall& c, const GpuSpec& gpu) {
   const double queries = c.batch * c.queries;
-  // Of a head: query and output, or key and value.
+  // Numbers of a head: query and output, or key and value.
   const double per_head =
       c.decode ? c.kv_lora + c.qk_rope + c.kv_lora : c.qk_nope + c.qk_rope + c.v_dim;
   double bytes = cached_bytes(c) + queries * c.heads * per_head * 2;

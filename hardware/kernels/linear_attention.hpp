@@ -19,7 +19,7 @@ struct LinearAttentionCall {
   double key_heads = 0, value_heads = 0;  ///< of this GPU's slice
   double key_dim = 0, value_dim = 0;
 };
-/// By the engine's tables; nothing where no table has it.
+/// Prices it by the engine's tables; nothing where no table has it.
 std::optional<Cost> linear_attention(const LinearAttentionCall&, const GpuSpec&);
 
 }  // namespace moesim

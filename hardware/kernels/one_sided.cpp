@@ -28,7 +28,7 @@ double sent_bytes(std::string_view precision) {
   return precision == "fp8" ? 1 + 4.0 / 128 : 2;
 }
 
-// The table's balanced draws give a token experts on as many GPUs as can be: only so do long
+// The table's balanced draws give a token experts on as many GPUs as can be. Only so do long
 // combines of 2 to 64 GPUs take the same share of NVLink (67 to 72 %). TensorRT-LLM's blog 18,
 // whose router is said to do so, is within 10 % at 16 GPUs. At 64 its combines take a fifth less.
 // bf16 comes back.

@@ -5,12 +5,12 @@
 
 namespace moesim {
 
-/// TensorRT-LLM's NVLinkOneSided, which vLLM calls flashinfer_nvlink_one_sided: a GPU writes a
+/// NVLinkOneSided of TensorRT-LLM, which vLLM calls flashinfer_nvlink_one_sided. A GPU writes a
 /// token once into the memory of each GPU that has one of its experts, and reads the results from
 /// there. All GPUs are in one NVLink domain. Their price is Fabric::exchange.
 extern const Kernel one_sided_all_to_all_kernel, one_sided_combine_kernel;
 
-/// One way of such an exchange.
+/// A way of such an exchange.
 struct OneSidedCall {
   bool combine = false;
   double gpus = 1;   ///< of the group

@@ -62,7 +62,7 @@ std::span<const std::string_view> table_names(Precision weights, Precision activ
 }
 
 std::optional<Operands> operands_of(std::string_view format) {
-  // Those of which it is the most fitting.
+  // Operands of which it is the most fitting.
   std::optional<Operands> found;
   std::ptrdiff_t least = std::ssize(all_formats->names);
   for (const Formats& row : all_formats) {

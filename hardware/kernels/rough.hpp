@@ -17,12 +17,12 @@ struct Format {
   double weights, activations;  ///< bytes of an element
   Precision multiplied;         ///< whose peak the multiplication can reach
 };
-/// Of a name that no table has, as fp8.
+/// Format of a name; a name that no table has is fp8.
 Format format_of(std::string_view name);
 
 /// The formats that may multiply such weights and activations, the most fitting first.
 std::span<const std::string_view> table_names(Precision weights, Precision activations);
-/// What a format multiplies; nothing of formats that no roofline knows (8-bit integers, w4afp8).
+/// Operands of a format; nothing for formats without a roofline (8-bit integers, w4afp8).
 std::optional<Operands> operands_of(std::string_view format);
 /// The format's name where a row or a points file spells a precision otherwise ("bf16", "fp4").
 std::string_view table_name(std::string_view precision);
@@ -33,8 +33,8 @@ inline double log_of(double x) { return std::log2(std::max(x, 1e-3)); }
 inline double hbm_us(double bytes, const GpuSpec& gpu) {
   return bytes / gpu.hbm_bandwidth.value() * 1e6;
 }
-/// What is loaded passes the L2 as well, and kernels hide only a part of one behind the other: the
-/// more HBM a GPU has for its SMs, the smaller the share of it that they use.
+/// Loads pass the L2 as well, and kernels hide only a part of one behind the other. The more HBM a
+/// GPU has for its SMs, the smaller the share of it that they use.
 inline double loads_us(double bytes, const GpuSpec& gpu) {
   return hbm_us(bytes, gpu) + bytes / gpu.l2_bandwidth.value() * 1e6;
 }

@@ -8,8 +8,8 @@ namespace moesim {
 extern const Kernel dsa_decode_kernel, dsa_prefill_kernel;
 extern const Kernel msa_decode_kernel, msa_prefill_kernel;
 
-/// One GPU's share of a layer's latent attention over the `top` best tokens (DeepSeek-V3.2,
-/// section 2), which an indexer scores in this layer if it has one.
+/// Share of one GPU of a layer's latent attention over the `top` best tokens (DeepSeek-V3.2,
+/// section 2). An indexer scores the tokens in this layer if it has one.
 struct SparseLatentShape {
   double hidden = 0, heads = 0, q_lora = 0, kv_lora = 0, qk_nope = 0, qk_rope = 0, v_dim = 0;
   double index_heads = 0, index_dim = 0;   ///< 0: another layer chooses

@@ -8,9 +8,9 @@
 
 namespace moesim {
 
-/// The rows that one GPU's grouped GEMM computes, summed over its active slots. A slot's rows are
-/// padded to a multiple of tile_m, or to the smallest power of two (16 at least) that holds them
-/// when that is less, because kernels pick a smaller tile for few tokens.
+/// Rows that one GPU's grouped GEMM computes, summed over its active slots. A slot's rows are
+/// padded to a multiple of tile_m, or to the smallest power of two (16 at least) that holds them.
+/// The lesser counts, because kernels pick a smaller tile for few tokens.
 struct GroupedRows {
   std::int64_t slots = 0;   ///< with at least one token: each reads its weights
   std::int64_t tokens = 0;  ///< useful rows

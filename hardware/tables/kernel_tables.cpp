@@ -41,7 +41,7 @@ namespace {
 constexpr double far_away = 2;
 // Coordinates are kept as floats: a row meets itself within this.
 constexpr double same_point = 1e-4;
-// Shapes this near to the asked one are measured as well as the nearest: another head dimension,
+// Shapes this near to the asked one are measured as well as the nearest. Another head dimension,
 // twice or half, is not, nor twice the hidden size, which is half an octave of its axis. Chosen by
 // leaving out points of the tables, with the two below.
 constexpr double near_shape = 0.49;
@@ -50,7 +50,7 @@ constexpr double much_farther = 2;
 // ... and until then it is taken for slower, by this for each octave, than what is guessed of it.
 constexpr double distance_penalty = 0.1;
 
-/// What errors.csv beside a GPU's profiles says, by table.
+/// Errors by table in errors.csv next to a GPU's profiles.
 std::map<std::string, double, std::less<>> errors_beside(const GpuSpec& gpu, Evidence evidence) {
   std::map<std::string, double, std::less<>> errors;
   if (gpu.profiles.empty()) return errors;
@@ -90,7 +90,7 @@ std::shared_ptr<const Scattered> change_between(const std::map<std::string, Scat
   return change;
 }
 
-/// One shape's share of the data sheet's time, over what steps vary.
+/// Share of one shape of the data sheet's time, over what steps vary.
 struct Curve {
   std::optional<LazyGrid> grid;  // none: no table has it
   bool of_sibling = false;
@@ -128,7 +128,7 @@ std::vector<double> Candidates::ticks(int axis) const {
 
 namespace {
 
-/// By what a curve is found: asked with a view, kept with a text.
+/// Key of a curve: asked with a view, kept with a text.
 template <class Text>
 struct CurveName {
   const MeasuredTable* table;
@@ -146,7 +146,7 @@ bool operator<(const CurveName<A>& a, const CurveName<B>& b) {
 
 }  // namespace
 
-/// What was read, and what was made of it so far.
+/// Tables that were read, and what was made of them so far.
 struct KernelTables::State {
   State(const GpuSpec&, const EngineVersion&, KernelChoice);
   using Versions = std::vector<const ProfileTables*>;
@@ -178,7 +178,7 @@ struct KernelTables::State {
   mutable std::shared_mutex mutex;
   using Curves = std::map<CurveName<std::string>, std::unique_ptr<const Curve>, std::less<>>;
   mutable Curves curves;
-  // Of all states that a process ever has.
+  // Number of the state among all that a process ever has.
   const std::uint64_t number = [] {
     static std::atomic<std::uint64_t> states = 0;
     return ++states;
@@ -198,7 +198,7 @@ KernelTables::State::State(const GpuSpec& gpu, const EngineVersion& engine, Kern
   errors = errors_beside(facts, Evidence::interpolated);
   if (!gpu.sibling) return;
   add(*gpu.sibling, true);
-  // What is carried over is interpolated first.
+  // The carried-over part is interpolated first.
   carried_errors = errors_beside(*gpu.sibling, Evidence::carried_over);
   for (const auto& [table, error] : errors_beside(*gpu.sibling, Evidence::interpolated))
     if (const auto carried = carried_errors.find(table); carried != carried_errors.end())
@@ -207,13 +207,13 @@ KernelTables::State::State(const GpuSpec& gpu, const EngineVersion& engine, Kern
 
 namespace {
 
-/// The versions of one engine on one GPU that may answer: one with many points, and one with few
-/// that is nearer to what was asked for.
+/// Versions of one engine on one GPU that may answer. One has many points. Another has few and is
+/// nearer to what was asked for.
 struct Answering {
   const ProfileTables *full = nullptr, *few = nullptr;
 };
 
-/// Of the versions, which are sorted by nearness, the first that has about the shape, else the one
+/// Finds the first of the versions, sorted by nearness, that has about the shape, else the one
 /// whose shapes are the nearest. A version with a tenth of the points of a farther one is no full
 /// one.
 Answering answering(const MeasuredTable& table, std::string_view group, const Coordinates& shape,
@@ -319,7 +319,7 @@ KernelTables::State::Versions KernelTables::State::versions_of(std::string_view 
   return versions;
 }
 
-// Whether the asked engine was measured, here or on the sibling, in some of the groups, but not in
+// True if the asked engine was measured, here or on the sibling, in some of the groups, but not in
 // the foremost.
 bool KernelTables::State::lacks_own(const MeasuredTable& table,
                                     const std::vector<std::string>& groups) const {
@@ -333,8 +333,8 @@ bool KernelTables::State::lacks_own(const MeasuredTable& table,
   return !has(groups.front()) && std::ranges::any_of(groups, has);
 }
 
-// How the version that was asked for differs from this one, by few points of the former: of any of
-// the groups, the foremost first, as measured here or between the same two versions on the sibling.
+// Difference of the version that was asked for from this one, by few points of the former. It is of
+// any of the groups, the foremost first, measured here or between these versions on the sibling.
 std::shared_ptr<const Scattered> KernelTables::State::change(const MeasuredTable& table,
                                                              const std::vector<std::string>& groups,
                                                              const ProfileTables& from,
@@ -493,7 +493,7 @@ bool KernelTables::fuses(std::string_view operation) const {
 }
 
 double KernelTables::error(const MeasuredTable& table, Evidence evidence) const {
-  // The same run twice differs by 0.8 % (measured set); a table without errors.csv is as good as
+  // Runs that are repeated differ by 0.8 % (measured set). A table without errors.csv is as good as
   // those that ship, and a sibling as bad as a family's constants on another GPU.
   constexpr double of_measured = 0.01, of_interpolated = 0.05, of_others = 0.15;
   if (evidence == Evidence::measured) return of_measured;
@@ -514,7 +514,7 @@ std::shared_ptr<const KernelTables> scaled(const KernelTables& tables,
 
 namespace {
 
-// What tables' answers depend on: the GPU's facts and where its tables are.
+// Facts that tables' answers depend on: the GPU's, and where its tables are.
 std::string facts_of(const GpuSpec& gpu) {
   std::string facts = fmt::format(
       "{} {} {} {} {} {} {} {} {}", gpu.name, gpu.sms, gpu.hbm_capacity.value(),
@@ -527,7 +527,7 @@ std::string facts_of(const GpuSpec& gpu) {
 }
 
 // Tables are read and interpolated once for all experiments of a process that are under way, and
-// for those that follow: the last tables that were asked for are kept.
+// for those that follow. The last tables that were asked for are kept.
 std::shared_ptr<const KernelTables> shared_tables(const GpuSpec& gpu, const EngineVersion& engine,
                                                   const KernelChoice& choice) {
   static std::mutex mutex;

@@ -15,10 +15,10 @@
 
 namespace moesim {
 
-/// Where a call of a kernel stands among measured calls (mostly logarithms to base two), and a
-/// rough time of the call by the data sheet. What is interpolated is log(time / rough): the data
-/// sheet alone makes that vary slowly. No call takes less than `least_us`: its arithmetic at the
-/// data sheet's peak and, of attention, the KV caches that cannot be in the L2 at full bandwidth.
+/// Place of a call of a kernel among measured calls (mostly logarithms to base two), and a rough
+/// time of the call by the data sheet. Interpolated is log(time / rough): the data sheet alone
+/// makes that vary slowly. No call takes less than `least_us`. That is its arithmetic at the data
+/// sheet's peak, and for attention KV caches that cannot be in the L2 at full bandwidth.
 struct Located {
   Coordinates at{};
   double rough_us = 0, least_us = 0;
@@ -67,7 +67,7 @@ struct MeasuredTable {
   std::string_view other_layer{};
   /// Columns that tell models apart; none: errors of models left out are not measured.
   std::array<std::string_view, 4> model{};
-  /// What a profile keeps of a row instead of the source's columns; null: all columns as they are.
+  /// Columns that a profile keeps of a row instead of the source's; null: all columns as they are.
   std::vector<KeptColumn> (*kept)(const TableRow&, const Sample&) = nullptr;
 
   /// Indices of the axes, ascending.
@@ -81,8 +81,8 @@ struct MeasuredTable {
 /// Groups of a table that may answer a call.
 struct GroupNames {
   std::vector<std::string> names;  ///< the most fitting first
-  /// The group whose shares another engine's kernels answer by, where the engine that is asked for
-  /// was measured in some of `names`, but not in the foremost; empty: theirs of that group.
+  /// Group whose shares another engine's kernels answer by. It is set where the asked engine was
+  /// measured in some of `names`, but not in the foremost; empty: theirs of that group.
   std::string stand_in{};
 };
 

@@ -37,7 +37,7 @@ std::string table_in(const std::filesystem::path& file) {
   return name.extension() == ".csv" ? name.stem().string() : "";
 }
 
-// What a table's shares were taken of. Tables of one folder differ by it.
+// Rates that a table's shares were taken of. Tables of one folder differ by them.
 std::string rates_of(const GpuSpec& gpu) {
   std::string facts = fmt::format("{} {} {}", gpu.hbm_bandwidth.value(), gpu.l2_bandwidth.value(),
                                   gpu.scale_up_bandwidth.value());

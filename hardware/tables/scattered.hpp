@@ -13,10 +13,10 @@ namespace moesim {
 /// Coordinates on up to eight axes; what a map does not use is 0.
 using Coordinates = std::array<double, 8>;
 
-/// Values known at scattered places, and a guess at any other: a line through the nearest ones,
-/// which count by distance^-3 (local linear regression, slopes held by a small ridge). At a place
-/// that is known it gives the value known there, the mean where there are several. A guess stays
-/// near the range of the values that it was made from.
+/// Values known at scattered places, and a guess at any other. The guess is a line through the
+/// nearest ones, which count by distance^-3 (local linear regression, slopes held by a small
+/// ridge). At a place that is known it gives the value known there, the mean where there are
+/// several. A guess stays near the range of the values that it was made from.
 class Scattered {
  public:
   explicit Scattered(int axes) : at_(static_cast<std::size_t>(axes)) {}
@@ -31,8 +31,8 @@ class Scattered {
     double value = 0, nearest = 0;
   };
   Guess at(const Coordinates&) const;
-  /// The map of the `most` places that are nearest to `like` on the axes that `matters` marks, and
-  /// of all others that are as near as the farthest among these.
+  /// Returns the map of the `most` places that are nearest to `like` on the axes that `matters`
+  /// marks. It also has all others that are as near as the farthest among these.
   Scattered around(const Coordinates& like, std::span<const int> matters, std::size_t most) const;
   /// How far the nearest place is on the axes that `matters` marks.
   double apart(const Coordinates& like, std::span<const int> matters) const;
@@ -57,7 +57,7 @@ class LazyGrid {
   Scattered::Guess at(const Place& place) const {
     return at_spots({spot(0, place[0]), spot(1, place[1]), spot(2, place[2])});
   }
-  /// Where a coordinate stands on its axis: a node, and the share of the way to the next one.
+  /// Place of a coordinate on its axis: a node, and the share of the way to the next one.
   struct Spot {
     std::size_t below = 0;
     double share = 0;

@@ -10,7 +10,7 @@
 
 namespace moesim {
 
-/// One measured time of a table, with what its line and its place in the line's series say.
+/// A measured time of a table, with what its line and its place in the line's series say.
 class TableRow {
  public:
   TableRow(const std::vector<std::string>& columns, const std::string& place)

@@ -60,8 +60,8 @@ std::string hf_name(ConfigReader& r) {
   return file.stem() == "config" ? file.parent_path().filename().string() : file.stem().string();
 }
 
-// As vLLM derives it (vllm/config/model.py): a scaling of the rotary embedding lengthens it, where
-// the file does not count it in already.
+// Derives it as vLLM does (vllm/config/model.py): a scaling of the rotary embedding lengthens it,
+// where the file does not count it in already.
 int hf_max_positions(ConfigReader& r) {
   const char* const key = present(r, "max_seq_len") ? "max_seq_len" : "max_position_embeddings";
   int longest = optional(r, key, 0);

@@ -101,7 +101,7 @@ void arctic_residual(ConfigReader& r, ModelDraft& m) {
   m.model.dense_width = m.model.hidden;
 }
 
-// Of the linear ones every layer_group_size-th layer has attention.
+// Layers are linear, but every layer_group_size-th has attention.
 void bailing_lightning(ConfigReader& r, ModelDraft& m) {
   if (!present(r, "layer_group_size")) return;
   const int group = count(r, "layer_group_size");
@@ -172,8 +172,8 @@ void ernie_layers(ConfigReader& r, ModelDraft& m) {
   });
 }
 
-// A dense FFN stands beside the experts of every layer, as a shared expert would, or alone in a
-// dense model; layers that see everything have heads of their own.
+// A dense FFN is next to the experts of every layer, as a shared expert would be, or alone in a
+// dense model. Layers that see everything have heads of their own.
 void gemma4_parts(ConfigReader& r, ModelDraft& m) {
   const GroupedAttention local = hf_grouped(r, m.model.hidden);
   GroupedAttention global = local;

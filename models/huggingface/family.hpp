@@ -5,7 +5,7 @@
 
 namespace moesim {
 
-/// Where a number stands in a config.json.
+/// Place of a number in a config.json.
 struct HfNumber {
   enum class When {
     always,    ///< `usual`, whatever the file says
@@ -18,7 +18,7 @@ struct HfNumber {
   std::string_view key{}, other{};
   int usual = 0;
 };
-/// As a usual number: an expert's width.
+/// Mark for a number that is the usual one: an expert's width.
 inline constexpr int as_experts = -1;
 
 constexpr HfNumber always(int number) { return {.usual = number}; }

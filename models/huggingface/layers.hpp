@@ -13,9 +13,9 @@ void for_layers(ModelDraft& m, Rule&& rule) {
   for (std::size_t i = 0; i < m.layers.size(); ++i) rule(static_cast<int>(i), m.layers[i]);
 }
 
-/// One entry for each layer. Some files go on with the layers that predict tokens further ahead.
+/// Entries, one a layer. Some files continue with the layers that predict tokens further ahead.
 std::vector<ConfigNode> of_each_layer(ConfigReader&, std::string_view key, std::size_t layers);
-/// One 0 or 1 for each layer.
+/// Flags, one for each layer.
 std::vector<bool> flags_of_layers(ConfigReader&, std::string_view key, std::size_t layers);
 /// A number, or a list with the same number for each layer.
 int same_in_layers(ConfigReader&, std::string_view key);

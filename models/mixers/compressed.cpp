@@ -12,9 +12,9 @@ namespace moesim {
 
 namespace {
 
-// DeepSeek-V4 (huggingface/transformers, models/deepseek_v4): every layer attends to the last
-// `window` tokens; beside them to floor(t / 4) entries of which an indexer picks, or to all of
-// floor(t / 128) entries, or to none. Entries and window are read by all heads alike.
+// DeepSeek-V4 (huggingface/transformers, models/deepseek_v4). Every layer attends to the last
+// `window` tokens. In addition it attends to floor(t / 4) entries of which an indexer picks, or to
+// all of floor(t / 128) entries, or to none. All heads read the same entries and window.
 class Compressed final : public Mixer {
  public:
   explicit Compressed(const CompressedAttention& a) : a_(a) {}
@@ -46,8 +46,8 @@ class Compressed final : public Mixer {
            hyper_connection_parameters(hidden, a_.streams);
   }
 
-  // Beside the entries a sequence keeps a window of the latent, and of each token whose entry is
-  // not complete a key and a score in fp32, of two windows where they overlap.
+  // In addition to the entries a sequence keeps a window of the latent. Of each token whose entry
+  // is not complete it keeps a key and a score in fp32, of two windows where they overlap.
   Kept kept(const ParallelPlan&, const PrecisionPlan& precision) const override {
     const double entry = entry_bytes(precision);
     Kept kept{.state_bytes = a_.window * entry};
@@ -117,9 +117,9 @@ class Compressed final : public Mixer {
     connect("hyper_connections_after", false, shard, tokens, out);
   }
 
-  // Projections to and from two ranks; norms of both, the write into the KV cache, attention; of
-  // what is compressed a projection, its state, its pooling; an indexer's, and the same of its
-  // keys; streams before and after attention and FFN.
+  // Projections to and from two ranks; norms of both, the write into the KV cache, attention. What
+  // is compressed has a projection, its state, its pooling. An indexer has its own, and the same
+  // for its keys. Streams before and after attention and FFN.
   Launches launches(bool rope_apart) const override {
     const double compressor = a_.ratio > 0 ? 2 : 0;
     return {.products = 4 + (a_.ratio > 0 ? 1.0 : 0) + (is_thinned() ? 1 : 0),
@@ -168,7 +168,7 @@ class Compressed final : public Mixer {
   static CompressedLoad least(const CompressedShape& shape, bool decode) {
     return {decode, 1, 1, 1, entries_seen(0, 1, shape.window, shape.ratio, shape.top)};
   }
-  // Whether the engine's tables time the block as one.
+  // True if the engine's tables time the block as one.
   bool has_block(const CompressedShape& shape, const PrecisionPlan& precision,
                  const GpuSpec& gpu) const {
     return gpu.tables && block(shape, least(shape, true), precision, gpu) &&

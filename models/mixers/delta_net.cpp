@@ -78,9 +78,9 @@ class GatedDeltaNet final : public Mixer {
     if (!has_table(shard)) ops.memory("convolution", tokens * 2 * (2 * keys + values) * bf16_bytes);
   }
 
-  // In chunks as gated delta nets are computed (arXiv:2412.06464, section 3.3): within a chunk of C
+  // Computes in chunks as gated delta nets do (arXiv:2412.06464, section 3.3). Within a chunk of C
   // tokens keys meet keys and queries, their triangle is inverted onto keys and values, and values
-  // are read out; between chunks each token reads the state twice and writes it once.
+  // are read out. Between chunks each token reads the state twice and writes it once.
   void core(const MixerShard& shard, const RankSequences& sequences,
             std::vector<Operation>& out) const override {
     if (has_table(shard)) return by_table(shard, sequences, out);
@@ -94,8 +94,8 @@ class GatedDeltaNet final : public Mixer {
     recurrent_output(shard, a_.heads, tokens, out);
   }
 
-  // The delta rule in chunks: cumulated gates, products of keys, their solution, what it weighs,
-  // states, outputs; before them convolution, gates and two norms, behind them a norm.
+  // Launches of the delta rule in chunks: cumulated gates, products of keys, their solution and
+  // weights, states, outputs. Before are convolution, gates and two norms, behind a norm.
   Launches launches(bool) const override {
     const double low_ranks = (a_.decay_rank > 0 ? 2 : 0) + (a_.gate_rank > 0 ? 1 : 0);
     return {.products = 3 + low_ranks, .others = 6 + 4 + 1};
@@ -113,7 +113,7 @@ class GatedDeltaNet final : public Mixer {
             .key_dim = static_cast<double>(a_.heads.key_dim),
             .value_dim = static_cast<double>(a_.heads.value_dim)};
   }
-  // Whether the engine's tables time the rule and the convolution.
+  // True if the engine's tables time the rule and the convolution.
   bool has_table(const MixerShard& shard) const {
     if (!shard.gpu.tables) return false;
     for (const bool decode : {true, false}) {

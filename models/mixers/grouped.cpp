@@ -205,7 +205,7 @@ class Grouped final : public Mixer {
            block(shard, least_load(false));
   }
 
-  // Whether the attention kernel's time holds the write into the KV cache: a table's does.
+  // True if the attention kernel's time holds the write into the KV cache: a table's does.
   static bool writes_kv_cache(AttentionShape shape, const PrecisionPlan& precision,
                               const GpuSpec& gpu) {
     if (!gpu.tables) return false;

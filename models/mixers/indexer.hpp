@@ -5,8 +5,8 @@
 
 namespace moesim {
 
-/// The indexer of sparse attention (DeepSeek-V3.2): heads of its own score every token before over
-/// keys of its own that it caches; a query attends to the `top` best. Every GPU has all of its
+/// Indexer of sparse attention (DeepSeek-V3.2). Heads of its own score every token before over
+/// keys of its own that it caches. A query attends to the `top` best. Every GPU has all of its
 /// heads.
 struct Indexer {
   int heads = 0, dim = 0;  ///< 0 in a layer that takes the choice of another
@@ -25,7 +25,7 @@ struct Indexer {
   double parameters(int hidden, int inputs) const;
   /// That it caches for one token in one layer.
   double key_bytes() const;
-  /// Of its queries and weights; its keys come out of the product of attention's keys.
+  /// Adds projections of its queries and weights; its keys come with attention's keys.
   void project(int hidden, int inputs, double tokens, OperationList&) const;
   void score(const AttentionWork&, OperationList&) const;
   /// Projections, norm, RoPE and quantisation of two, scores, the choice of the best.

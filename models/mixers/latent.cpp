@@ -12,7 +12,7 @@ namespace moesim {
 namespace {
 
 // DeepSeek-V2 (arXiv:2405.04434) section 2.1 and appendix B. Decode keeps keys and values in the
-// latent: kv_b is absorbed into the query and the output, and all heads share one read of the
+// latent. There kv_b is absorbed into the query and the output, and all heads share one read of the
 // latent. Prefill expands the latent of the whole context into keys and values per head.
 class Latent final : public Mixer {
  public:
@@ -159,8 +159,8 @@ class Latent final : public Mixer {
     project_output(shard, tokens, heads * a_.v_dim, a_.output_gate, out);
   }
 
-  // Projections to and from two latents, each with a norm, and keys joined from two parts; the
-  // write into the KV cache, attention; the gate and its product.
+  // Projections to and from two latents, each with a norm, and keys joined from two parts. The
+  // write into the KV cache, attention, the gate and its product.
   Launches launches(bool rope_apart) const override {
     const double gate = a_.output_gate ? 1 : 0;
     return {.products = 4 + gate,
@@ -199,7 +199,7 @@ class Latent final : public Mixer {
            block(shard, least_load(false));
   }
 
-  // Whether the attention kernel's time holds the write into the KV cache: a table's does.
+  // True if the attention kernel's time holds the write into the KV cache: a table's does.
   static bool writes_kv_cache(LatentAttentionShape shape, const PrecisionPlan& precision,
                               const GpuSpec& gpu) {
     if (!gpu.tables) return false;

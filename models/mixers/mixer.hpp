@@ -12,7 +12,7 @@
 
 namespace moesim {
 
-/// One GPU's share of a layer's mixer as it is deployed. Refers to what it was made of.
+/// Share of one GPU of a layer's mixer as it is deployed. Refers to what it was made of.
 struct MixerShard {
   int hidden;
   const ParallelPlan& plan;
@@ -20,7 +20,7 @@ struct MixerShard {
   const GpuSpec& gpu;
 };
 
-/// What a layer keeps of a sequence on one GPU.
+/// Bytes that a layer keeps of a sequence on one GPU.
 struct Kept {
   double elements = 0;     ///< numbers of the KV cache for each token that the mixer's Sight holds
   double bytes = 0;        ///< of these numbers
@@ -30,7 +30,7 @@ struct Kept {
   /// entries are few.
   int tokens_of_entry = 1;
   /// Contiguous pieces in which the tokens of one block lie: one for each array that engines keep
-  /// for the layer, so two where keys and values lie apart, one more with an indexer.
+  /// for the layer. So there are two where keys and values lie apart, one more with an indexer.
   double pieces = 0;
 };
 
@@ -48,14 +48,14 @@ struct MixerMatrix {
   double parameters = 0;
 };
 
-/// Kernels that the host launches for a layer's mixer in a step with prompts: products, whose
-/// inputs may be quantised by a kernel each, and others; norms before and behind the mixer are left
-/// out.
+/// Kernels that the host launches for a layer's mixer in a step with prompts. They are products,
+/// whose inputs may be quantised by a kernel each, and others. Norms before and behind the mixer
+/// are left out.
 struct Launches {
   double products = 0, others = 0;
 };
 
-/// What mixes the tokens of a sequence in one layer: attention of some kind, or a recurrence. A
+/// Mixer of the tokens of a sequence in one layer: attention of some kind, or a recurrence. A
 /// value: what is made is complete, and the same for every step. A kind is one file of this folder
 /// and a row of mixers.cpp. Functions whose plan has tp > 1 answer for one of tp GPUs.
 class Mixer {
@@ -67,12 +67,12 @@ class Mixer {
   /// empty: nothing speaks against it.
   virtual std::string fault() const { return {}; }
   virtual std::string cut_fault(int tp) const = 0;
-  /// The same in a layer that sees less: under a window, or without the choice of an indexer
-  /// (`sight.top` is then 0), or by the choice of another layer (`sight.indexed` is then false), or
-  /// in entries of `sight.ratio` tokens.
+  /// Returns the same in a layer that sees less. It is under a window, or without the choice of an
+  /// indexer (`sight.top` is then 0). Or it has the choice of another layer (`sight.indexed` is
+  /// then false), or entries of `sight.ratio` tokens.
   virtual std::shared_ptr<const Mixer> in_layer(const Sight& sight) const = 0;
 
-  /// Whether a token waits for the token before: for a state that passes from one to the next.
+  /// True if a token waits for the token before: for a state that passes from one to the next.
   virtual bool recurrent() const { return false; }
   /// Which tokens stay in the KV cache, and are attended to.
   virtual Sight sight() const { return {}; }

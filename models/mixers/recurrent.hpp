@@ -5,7 +5,7 @@
 
 namespace moesim {
 
-/// What every recurrence has: a sequence keeps a state of value_heads x key_dim x value_dim numbers
+/// Heads of every recurrence. A sequence keeps a state of value_heads x key_dim x value_dim numbers
 /// and the last inputs of a short convolution, however long it is.
 struct RecurrentHeads {
   int key_heads = 0, key_dim = 0;
@@ -25,9 +25,9 @@ std::string recurrent_cut_fault(const RecurrentHeads&, int tp);
 double recurrent_state_bytes(const RecurrentHeads&, double convolved, const ParallelPlan&,
                              const PrecisionPlan&);
 
-/// Reading and writing of `state_bytes` for every sequence, and of a token's queries, keys, values
-/// and outputs where it decodes; a prompt's tokens are computed in chunks, `flops` for each head
-/// and token.
+/// Adds reading and writing of `state_bytes` for every sequence, and of a token's queries, keys,
+/// values and outputs where it decodes. A prompt's tokens are computed in chunks, `flops` for each
+/// head and token.
 void recurrent_core(const MixerShard&, const RecurrentHeads&, double state_bytes, double flops,
                     const RankSequences&, std::vector<Operation>& out);
 /// Tokens of a chunk.

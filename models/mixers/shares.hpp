@@ -20,12 +20,12 @@ bool same_value(const Kind& mine, const Mixer& other, Facts Kind::*facts) {
 /// A load that shows whose kernel prices attention.
 inline constexpr AttentionLoad one_query{
     .sequences = 1, .queries = 1, .context = 1024, .pairs = 1024};
-/// What one GPU reads of the caches of sequences that decode: with DCP 1/dcp of the tokens, to
-/// within one token of a sequence.
+/// Load that one GPU reads of the caches of sequences that decode. With DCP it is 1/dcp of the
+/// tokens, to within one token of a sequence.
 AttentionLoad decode_load(const AttentionWork&, const ParallelPlan&);
 AttentionLoad prefill_load(const AttentionWork&);
 
-/// What a step asks of a block of sparse attention: its sequences that decode, its prompts; the
+/// Load of a step on a block of sparse attention: its sequences that decode, its prompts; the
 /// smallest block.
 SparseLoad decodes_of(const AttentionWork&);
 SparseLoad prompts_of(const AttentionWork&);

@@ -5,7 +5,7 @@
 
 namespace moesim {
 
-/// A gated convolution of a few tokens in the place of attention (LFM2, liquid.ai): two gates and
+/// A gated convolution of a few tokens in the place of attention (LFM2, liquid.ai). Two gates and
 /// the convolved value are projected, each as wide as the model. A sequence keeps the last inputs.
 struct ShortConvolution {
   int hidden = 0;

@@ -84,8 +84,8 @@ class Mamba final : public StateSpaceLayer {
  public:
   using StateSpaceLayer::StateSpaceLayer;
 
-  // Channels and their gate; the step, B and C from the channels; the step's own projection, a
-  // decay for each number of the state, the convolution over channels; the output.
+  // Channels and their gate; the step, B and C from the channels; the step's own projection. Then a
+  // decay for each number of the state, the convolution over channels, and the output.
   double parameters(int hidden, const ParallelPlan& plan) const override {
     const double values = slice_of(a_.heads, plan.tp).values;
     return hidden * 2 * values + values * (a_.step_rank + 2.0 * a_.heads.key_dim) +

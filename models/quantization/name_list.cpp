@@ -13,8 +13,8 @@ namespace {
 
 bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
 
-// Whether `text` goes on at `at` with what can only be part of a layer's number: digits, dots,
-// groups and classes, of which none reaches beyond that number.
+// True if `text` continues at `at` with what can only be part of a layer's number. These are
+// digits, dots, groups and classes, of which none reaches beyond that number.
 bool is_of_number(const std::string& text, std::size_t at) {
   const char c = text[at], before = at > 0 ? text[at - 1] : ' ';
   const char then = at + 1 < text.size() ? text[at + 1] : ' ';
@@ -39,7 +39,7 @@ std::string without_layers(std::string text) {
 
 bool is_wild(const std::string& text) { return text.find_first_of("*?[") != text.npos; }
 
-// Whether `part` is one or several whole parts of a name, side by side.
+// True if `part` is one or several whole parts of a name, side by side.
 bool has_part(std::string_view name, std::string_view part) {
   for (std::size_t at = name.find(part); at != name.npos; at = name.find(part, at + 1)) {
     const std::size_t end = at + part.size();

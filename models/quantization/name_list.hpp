@@ -35,7 +35,7 @@ class NameList {
   /// The first entry that a module goes by, if any.
   std::optional<std::size_t> first(const WeightModule&);
   bool names(const WeightModule& module) { return first(module).has_value(); }
-  /// Whether an entry can be meant for some experts and not for others.
+  /// True if an entry can be meant for some experts and not for others.
   bool tells_experts_apart() const { return tells_apart_; }
   /// Entries that no module went by so far.
   std::vector<std::string> unused() const;

@@ -140,7 +140,7 @@ constexpr Naming namings[] = {
      .numbered = false},
     {}};
 
-/// What engines hold as one where files have several.
+/// Modules that engines hold as one where files have several.
 struct Fused {
   std::string_view together, apart;
 };

@@ -21,7 +21,7 @@ struct WeightModule {
   double parameters = 0;
 };
 
-/// What may stand before the number of a layer in the names of a model's modules; the usual first.
+/// Prefixes of the number of a layer in the names of a model's modules; the usual first.
 std::vector<std::string> layer_prefixes(const ConfigNode& model);
 
 /// Calls `take` for every linear module of the layers of a HuggingFace model, under names that
