@@ -7,10 +7,10 @@
 
 namespace moesim {
 
-/// Which requests of a trace policies are fitted on, [requests]; on the others they are tried.
-/// Requests of a workload go to either half in turn, and the first of a workload to the half that
-/// has fewer so far (ties: the fitted one), so that both halves hold every workload that has two
-/// requests. Where the requests of a workload stand together this is every even-numbered request.
+/// Flags of the requests of a trace that policies are fitted on, [requests]; on the others they are
+/// tried. Requests of a workload go to either half in turn. The first goes to the half that has
+/// fewer so far (ties: the fitted one). So both halves hold every workload of two requests. Where
+/// the requests of a workload follow each other this is every even-numbered request.
 std::vector<char> fitted_half(const RoutingTrace&);
 
 }  // namespace moesim

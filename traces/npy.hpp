@@ -14,7 +14,7 @@
 
 namespace moesim {
 
-/// What one element of an .npy file is: little-endian, by numpy's names.
+/// Type of an element of an .npy file: little-endian, by numpy's names.
 enum class NpyType { u1, u2, i2, i4, i8, f2, f4, f8 };
 inline constexpr std::array<std::string_view, 8> npy_type_names{"u1", "u2", "i2", "i4",
                                                                 "i8", "f2", "f4", "f8"};

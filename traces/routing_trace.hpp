@@ -16,7 +16,7 @@ namespace moesim {
 enum class Phase { prefill, decode };
 inline constexpr std::array<std::string_view, 2> phase_names{"prefill", "decode"};
 
-/// One recorded request: its rows stand together in the trace, prompt rows first.
+/// A recorded request: its rows follow each other in the trace, prompt rows first.
 struct TraceRequest {
   std::int64_t row_start = 0;
   std::int64_t num_tokens = 0;   ///< rows
@@ -26,7 +26,7 @@ struct TraceRequest {
   std::int64_t decode_rows() const { return num_tokens - prompt_rows; }
 };
 
-/// What a trace says about itself.
+/// Statements of a trace about itself.
 struct TraceMeta {
   std::string model;
   std::string source, license, engine;
@@ -48,8 +48,8 @@ class RoutingTrace {
   using Ids = std::span<const Id>;  ///< flat [tokens, layers, k]
 
   /// Opens a trace directory. Checks shape, dtype, order and requests at once, and all ids of a
-  /// trace of up to 64 MB; of a longer one the first and last 4096 rows: the rest when check_ids()
-  /// asks. Throws ConfigError naming the file and what would be right.
+  /// trace of up to 64 MB. Of a longer one it checks the first and last 4096 rows, and the rest
+  /// when check_ids() asks. Throws ConfigError naming the file and what would be right.
   static RoutingTrace open(const std::filesystem::path& directory);
 
   /// A trace made in memory. `ids` is flat [tokens, layers, k].

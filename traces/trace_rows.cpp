@@ -82,7 +82,7 @@ Binding RowSource::bind(std::optional<std::uint32_t> session) {
     }
     binding.request[index(phase)] = (*bindable)[binding_rng_.below(bindable->size())];
   }
-  // One recording serves both phases when it holds both.
+  // A recording serves both phases when it holds both.
   const Rows& prompt = phases_[0].requests[binding.request[index(Phase::decode)]];
   if (one_trace_ && prompt.count > 0) {
     binding.request[index(Phase::prefill)] = binding.request[index(Phase::decode)];

@@ -25,7 +25,7 @@ struct Binding {
   std::array<std::uint32_t, 2> request{};
 };
 
-/// Which recordings simulated requests replay, in order of arrival: any of them at random or, phase
+/// Recordings that simulated requests replay, in order of arrival. They are any at random or, phase
 /// after phase of as many requests, only those of the phase's workload tags. By session, a later
 /// turn replays any of those that have the tag of the first one.
 struct BindingOrder {
@@ -49,9 +49,9 @@ struct RoutingCoverage {
 /// consecutive tokens of one request take consecutive rows of one recording.
 class RowSource {
  public:
-  /// One trace for both phases, or another one for prefill. `other_half` binds to requests outside
-  /// fitted_half() alone, so that what was fitted on those within is tested on others. Throws
-  /// ConfigError if a trace has nothing to replay, in all or in a phase of `order`.
+  /// Reads one trace for both phases, or another one for prefill. `other_half` binds to requests
+  /// outside fitted_half() alone, so that what was fitted on those within is tested on others.
+  /// Throws ConfigError if a trace has nothing to replay, in all or in a phase of `order`.
   RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool other_half,
             std::uint64_t seed, const BindingOrder& order = {});
 
@@ -71,10 +71,10 @@ class RowSource {
     const auto phase = index(Phase::decode);
     return phases_[phase].requests[binding.request[phase]].workload;
   }
-  /// Where in its recording a request that has run for a while may stand: any of recorded() at
-  /// random, 0 where there is none.
+  /// Place in its recording of a request that has run for a while: any of recorded() at random, 0
+  /// where there is none.
   std::int64_t random_place(const Binding&, Phase);
-  /// One row at random for the token that an idle rank runs to keep in step.
+  /// A row at random for the token that an idle rank runs to keep in step.
   RowRange dummy(std::int32_t rank);
 
  private:

@@ -31,7 +31,7 @@ struct Shape {
       : layers(at(trace.layers())),
         experts(at(trace.num_experts())),
         k(at(trace.experts_per_token())) {}
-  /// Where the ids of a row's layer start in the flat array.
+  /// Index of a row's layer in the flat array of ids.
   std::size_t first_id(std::int64_t row, std::size_t layer) const {
     return (at(row) * layers + layer) * k;
   }
@@ -140,7 +140,7 @@ class DistinctCounter {
   std::uint64_t layers_counted_ = 0;
 };
 
-/// Of the distinct experts of sampled batches.
+/// Moments of the distinct experts of sampled batches.
 class DistinctMoments {
  public:
   void add(std::span<const double> of_layer) {
@@ -242,8 +242,8 @@ std::vector<std::int64_t> rows_of_half(const RoutingTrace& trace, std::size_t pa
   return rows;
 }
 
-/// Naive Bayes between one layer and the next: an expert j of the next layer scores
-/// log P(j) + sum over the token's experts i of log P(i | j), counts smoothed by a half.
+/// Naive Bayes between one layer and the next. An expert j of the next layer scores log P(j) + sum
+/// over the token's experts i of log P(i | j), counts smoothed by a half.
 class NextLayerGuess {
  public:
   NextLayerGuess(const RoutingTrace& trace, std::size_t layer, std::span<const std::int64_t> rows)

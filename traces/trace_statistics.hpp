@@ -27,7 +27,7 @@ struct PopularitySkew {
 PopularitySkew popularity_skew(std::span<const std::int64_t> counts, int experts);
 
 /// Tokens that picked both of two experts, [layers, experts, experts]: symmetric, zero on the
-/// diagonal; over the rows of the given requests (of all requests when empty). Reads those rows.
+/// diagonal. Counts rows of the given requests (of all requests when empty), and reads those rows.
 std::vector<std::int64_t> coactivation_counts(const RoutingTrace&,
                                               std::span<const std::size_t> of_requests = {});
 
@@ -46,8 +46,8 @@ struct DistinctExperts {
 std::vector<DistinctExperts> distinct_experts(const RoutingTrace&, std::span<const int> batches,
                                               std::uint64_t seed);
 
-/// Tokens on the busiest of `ranks` ranks over those on the mean rank, experts placed in order;
-/// decode batches as above, mean over layers and batches.
+/// Tokens on the busiest of `ranks` ranks over those on the mean rank, experts placed in order.
+/// Decode batches as above, mean over layers and batches.
 struct RankImbalance {
   int ranks = 0;
   int batch = 0;
@@ -71,8 +71,8 @@ struct TokenOverlap {
 };
 TokenOverlap token_overlap(const RoutingTrace&, std::span<const int> lags, std::uint64_t seed);
 
-/// How well a token's experts in one layer foretell those in the next recorded one: the share of
-/// the true k experts among the k (2k) guessed, mean over pairs of layers. The guess is naive
+/// Predictability of a token's experts in the next recorded layer by those in one. It is the share
+/// of the true k experts among the k (2k) guessed, mean over pairs of layers. The guess is naive
 /// Bayes, trained on every other request and scored on the rest.
 struct LayerPredictability {
   LayerSpread recall_k, recall_2k;

@@ -8,7 +8,7 @@
 
 namespace moesim {
 
-// One reader for each row of import_forms(), in a file of its own.
+// Readers of the rows of import_forms(), each in a file of its own.
 void read_vllm_recording(std::span<const std::filesystem::path>, TraceBuilder&);
 void read_sglang_recording(std::span<const std::filesystem::path>, TraceBuilder&);
 void read_trtllm_recording(std::span<const std::filesystem::path>, TraceBuilder&);
@@ -16,11 +16,11 @@ void read_hf_logits(std::span<const std::filesystem::path>, TraceBuilder&);
 void read_jsonl_recording(std::span<const std::filesystem::path>, TraceBuilder&);
 void read_npz_recording(std::span<const std::filesystem::path>, TraceBuilder&);
 
-/// One .npy file of ids [tokens, layers, k] is one request.
+/// Adds an .npy file of ids [tokens, layers, k] as one request.
 void add_npy_request(const std::filesystem::path&, TraceBuilder&);
 /// The requests of one .npz file.
 void add_npz_request(const std::filesystem::path&, TraceBuilder&);
-/// Whether a file is JSON or lines of it, by its name.
+/// True if a file is JSON or lines of it, by its name.
 bool is_json_file(const std::filesystem::path&);
 /// Calls fn(place, value) for the value in a .json file, or for each element if it is a list, and
 /// for each line of a .jsonl file.

@@ -17,7 +17,7 @@
 
 namespace moesim {
 
-/// What a file of the user's says of a request that the engine's recording does not.
+/// Facts of a user's file on a request that the engine's recording does not have.
 struct RequestNote {
   std::string file;  ///< name of the file that the request is in; empty: not said
   std::optional<std::int64_t> prompt_tokens;
@@ -29,7 +29,7 @@ struct RequestNote {
 /// "has_repetition" and "file", one for each request in order. Throws ConfigError with the line.
 std::vector<RequestNote> read_request_notes(const std::filesystem::path& file);
 
-/// What stands beside an engine's recording.
+/// Options next to an engine's recording.
 struct ImportOptions {
   /// Experts of physical slots, [MoE layers][slots]: the recording's ids are physical. Empty: they
   /// are logical, unless the recording brings such a map along.
@@ -37,7 +37,7 @@ struct ImportOptions {
   std::vector<RequestNote> notes{};  ///< of each request, or none
 };
 
-/// One request of a recording: ids [rows, layers, k] of all the model's layers, or of those with
+/// A request of a recording: ids [rows, layers, k] of all the model's layers, or of those with
 /// experts; `layers` where it is neither.
 struct RecordedRequest {
   std::string place;  ///< where it stands, for messages
@@ -46,15 +46,15 @@ struct RecordedRequest {
   bool physical = false;                      ///< its ids are slots
 };
 
-/// What an import brings: routing, or counts alone, and what was left out on the way.
+/// Results of an import: routing, or counts alone, and what was left out on the way.
 struct Imported {
   std::optional<RoutingTrace> trace{};
   Array counts{};  ///< tokens per expert, [steps, MoE layers, experts]; empty shape: none
   std::vector<std::string> remarks{};
 };
 
-/// Puts recordings together into a native trace of a model: dense layers, padding and columns of
-/// experts that the router did not choose are dropped and counted, physical ids become logical.
+/// Puts recordings together into a native trace of a model. Dense layers, padding and columns of
+/// experts that the router did not choose are dropped and counted; physical ids become logical.
 class TraceBuilder {
  public:
   TraceBuilder(const MoeModel&, ImportOptions, std::string engine);
@@ -72,8 +72,8 @@ class TraceBuilder {
   void physical_to_logical(const std::string& place, const Array& map);
   /// Throws ConfigError naming the place, row and layer of what does not fit.
   void add(const RecordedRequest&);
-  /// Tokens of each expert, [layers, experts] of all layers or of those with experts, in one step;
-  /// of one step from several ranks they are summed.
+  /// Adds tokens of each expert in one step, [layers, experts] of all layers or of those with
+  /// experts. Those of one step from several ranks are summed.
   void add_counts(const std::string& place, std::int64_t step, const Array& counts, bool physical);
   /// The recording's name of a request. Throws ConfigError where it has been read before.
   void require_whole(const std::string& place, const std::string& id);

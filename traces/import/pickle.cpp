@@ -68,7 +68,7 @@ class PickleMachine {
  private:
   struct Part;
   using Item = std::variant<PyValue, const Part*>;
-  // What a tensor is made of: a name that is known, a storage, or a tuple with such in it.
+  // Part of a tensor: a name that is known, a storage, or a tuple with such in it.
   struct Part {
     std::string_view name;
     std::string_view storage{};

@@ -43,9 +43,9 @@ struct PyTensor {
   std::vector<std::int64_t> shape, stride;
 };
 
-/// What torch.save() pickles of dictionaries, lists, numbers, texts and tensors. Nothing is
-/// executed: opcodes and names are read by a list of those known, and a file that asks for anything
-/// else, as every pickle with code in it does, is refused.
+/// Pickles of torch.save(): dictionaries, lists, numbers, texts and tensors. Nothing is executed:
+/// opcodes and names are read by a list of those known. A file that asks for anything else, as
+/// every pickle with code in it does, is refused.
 class Pickle {
  public:
   /// `bytes` must outlive the pickle. Throws ConfigError without a place.

@@ -59,7 +59,7 @@ Safetensors::Safetensors(const std::filesystem::path& file) : file_(file) {
   refuse_shared_bytes(file);
 }
 
-// As the format has it. Else a small file could ask for any amount of memory.
+// The format has this rule. Else a small file could ask for any amount of memory.
 void Safetensors::refuse_shared_bytes(const std::filesystem::path& file) const {
   using Named = std::pair<const std::string, Tensor>;
   std::vector<const Named*> by_place;

@@ -47,7 +47,7 @@ class Dump {
   // IntEnum ForwardMode of SGLang.
   static constexpr std::int64_t mixed = 3, verify = 5, draft_extend_v2 = 7;
   enum Phase : std::size_t { prefilling, decoding };
-  // What is known of one request.
+  // Facts known of one request.
   struct Sequence {
     std::vector<double> ids;  // [rows, layers, columns]
     std::int64_t rows = 0, prompt_rows = 0;
@@ -152,7 +152,7 @@ class Dump {
       append(chosen[i], static_cast<std::int64_t>(i), 1, positions[i], false);
   }
 
-  // Where a sequence waits that decodes the token at a position: its first still where prompts do.
+  // Phase where a sequence waits that decodes the token at a position: its first in prefill.
   Phase decoded(std::int64_t position) const {
     return waiting_[decoding].contains(position) ? decoding : prefilling;
   }
@@ -199,7 +199,7 @@ class Dump {
   Array pass_;  // ids of the batch that is read
   std::int64_t layers_ = 0, columns_ = 0;
   std::vector<Sequence> sequences_;
-  // By the position of their next token, in the order of their batch.
+  // Sequences by the position of their next token, in the order of their batch.
   std::array<std::map<std::int64_t, std::deque<std::size_t>>, 2> waiting_;
 };
 

@@ -20,7 +20,7 @@ void gather(const PyTensor& tensor, std::size_t dimension, std::int64_t at,
     gather(tensor, dimension + 1, at + i * tensor.stride[dimension], storage, out);
 }
 
-// Whether every element lies within the storage and, strides apart, none can be there twice.
+// True if every element lies within the storage and, strides apart, none can be there twice.
 bool lies_within(const PyTensor& tensor) {
   std::int64_t last = tensor.offset;
   for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
@@ -63,7 +63,7 @@ Array TorchFile::read(const PyTensor& tensor) {
   if (tensor.shape.size() > most_dimensions || elements < 0 ||
       (elements > 0 && !lies_within(tensor)))
     refuse(fmt::format("has a tensor beyond its storage of {} elements", tensor.storage_elements));
-  // What is read is paid for in bytes: a member as it is unpacked, elements as they are decoded.
+  // Reads are paid for in bytes: a member as it is unpacked, elements as they are decoded.
   const auto pay = [&](std::uint64_t bytes) {
     if (bytes > left_) refuse("has too many tensors that share one storage");
     left_ -= bytes;

@@ -18,7 +18,7 @@ class TorchFile {
   explicit TorchFile(const std::filesystem::path& file);
 
   const PyValue& value() const { return pickle_->value(); }
-  /// The elements of one of its tensors. Throws ConfigError if they are not in the file, or if what
+  /// Elements of one of its tensors. Throws ConfigError if they are not in the file. Throws if what
   /// was read is many times the file (tensors that share one storage over and over).
   Array read(const PyTensor&);
 

@@ -10,8 +10,8 @@
 
 namespace moesim {
 
-/// The members of a .zip file, which .npz and torch's .pt files are. What a hostile file claims is
-/// looked at before any of it is unpacked: members that overlap, that are encrypted, or that unpack
+/// Members of a .zip file, which .npz and torch's .pt files are. Claims of a hostile file are
+/// checked before any of it is unpacked. Members that overlap, that are encrypted, or that unpack
 /// to far more than they are (a bomb) are refused.
 class ZipArchive {
  public:

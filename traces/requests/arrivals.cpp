@@ -80,8 +80,8 @@ class Numbered : public RequestSource {
   Rng rng_;
 };
 
-/// As many requests in flight as there are clients: each sends its next request when the one before
-/// has finished.
+/// Keeps as many requests in flight as there are clients: each sends its next request when the one
+/// before has finished.
 class ClosedLoop final : public Arrivals {
  public:
   explicit ClosedLoop(ConfigReader& options) : per_rank_(!options.has("concurrency")) {
@@ -155,9 +155,9 @@ class RateSchedule {
   /// Requests per second where there is one rate, else 0.
   double only_rate() const { return only_; }
 
-  /// When a stretch of `gaps` mean gaps ends that began at `now`. A gap that spans a change of rate
-  /// passes at each rate for as long as that holds: with exponential gaps a Poisson process of
-  /// varying rate (Cinlar, Introduction to Stochastic Processes, 1975, ch. 4.7).
+  /// Returns when a stretch of `gaps` mean gaps ends that began at `now`. A gap that spans a change
+  /// of rate passes at each rate for as long as that holds. With exponential gaps this is a Poisson
+  /// process of varying rate (Cinlar, Introduction to Stochastic Processes, 1975, ch. 4.7).
   Time after(Time now, double gaps) const {
     auto span = spans_.begin();
     while (span->end <= now) ++span;
@@ -273,7 +273,7 @@ struct GammaGap {
   double gap(Rng& rng) const { return rng.gamma(shape) / shape; }
 };
 
-/// As recorded, `speedup` times as fast.
+/// Repeats recorded times, `speedup` times as fast.
 class Recorded final : public Arrivals {
  public:
   explicit Recorded(std::vector<TimedRequest> timed) {

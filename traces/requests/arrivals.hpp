@@ -14,7 +14,7 @@ namespace moesim {
 /// the clock's 106.
 inline constexpr Seconds last_arrival{5.184e6};
 
-/// What a source of requests is started with.
+/// Start of a source of requests.
 struct SourceStart {
   std::shared_ptr<const Lengths> lengths;
   std::int64_t requests = 0;
@@ -35,7 +35,7 @@ class Arrivals {
   virtual double rate() const { return 0; }
   /// Requests in flight of a closed loop over so many attention ranks; 0: of no closed loop.
   virtual std::int64_t in_flight(int /*dp_ranks*/) const { return 0; }
-  /// Whether a request waits for another to leave, so that never more is asked for than is served.
+  /// True if a request waits for another to leave, so that never more is asked for than is served.
   virtual bool closed() const { return false; }
 };
 

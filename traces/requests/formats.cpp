@@ -46,7 +46,7 @@ nanoseconds parse_time(std::string_view text) {
 constexpr auto parse_seconds = parse_time<1'000'000'000>;
 constexpr auto parse_milliseconds = parse_time<1'000'000>;
 
-/// What clocks of a zone are ahead of UTC: "+01:00", "-0530", "+01", "Z" or "", which is UTC.
+/// Offset of a zone from UTC: "+01:00", "-0530", "+01", "Z" or "", which is UTC.
 std::optional<nanoseconds> zone_offset(std::string_view zone) {
   if (zone.empty() || zone == "Z") return nanoseconds(0);
   const bool west = zone[0] == '-';
@@ -176,9 +176,9 @@ struct GapColumn {
   nanoseconds (*parse)(std::string_view);
 };
 
-/// Where a file says to which session a row belongs, as aiperf, Dynamo and BurstGPT write it.
+/// Columns that say to which session a row belongs, as aiperf, Dynamo and BurstGPT write them.
 constexpr std::array<std::string_view, 3> session_columns{"session_id", "session", "Session ID"};
-/// Where a file says of which class of requests a row is, as `run --requests` writes it.
+/// Column that says of which class of requests a row is, as `run --requests` writes it.
 constexpr std::string_view class_column = "class";
 /// The same of what all sessions begin with.
 constexpr std::string_view shared_prefix_column = "shared_prefix";
@@ -186,7 +186,7 @@ constexpr std::array gap_columns{GapColumn{"delay", parse_milliseconds},
                                  GapColumn{"delay_ms", parse_milliseconds},
                                  GapColumn{"gap_s", parse_seconds}};
 
-/// What a file's rows are.
+/// Kind of a file's rows.
 struct Rows {
   std::string_view session{};  ///< the column of sessions; empty: rows are single requests
   std::int32_t id_block_tokens = 512;
@@ -195,8 +195,8 @@ struct Rows {
   bool ids_of_content = false;  ///< an id names its block's tokens, not those before
 };
 
-/// Alibaba's Bailian traces (github.com/alibaba-edu/qwen-bailian-usagetraces-anon; not seen by us,
-/// by its description): a row names the chat that it continues, -1 if none; an id of 16 tokens is a
+/// Bailian traces of Alibaba (github.com/alibaba-edu/qwen-bailian-usagetraces-anon; not seen by us,
+/// by its description). A row names the chat that it continues, -1 if none. An id of 16 tokens is a
 /// hash of these alone.
 constexpr Format bailian{"Bailian",     Encoding::json_lines, "timestamp",
                          parse_seconds, "input_length",       "output_length"};
@@ -252,7 +252,7 @@ std::string bare(std::string_view& rest) {
   return std::string(field);
 }
 
-/// What writers of tables put before what a spreadsheet would take for a formula.
+/// Takes off what writers of tables put before what a spreadsheet would take for a formula.
 void take_off_apostrophe(std::string& field) {
   const std::size_t begins = field.find_first_not_of('\'');
   if (begins != std::string::npos && begins > 0 &&
@@ -308,7 +308,7 @@ std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens,
   return numbers;
 }
 
-// Names each block by its tokens and all before them, where an id names its own tokens alone: equal
+// Names each block by its tokens and all before them, where an id names its own tokens alone. Equal
 // contents behind other beginnings are then not equal.
 void chain_ids(std::vector<std::uint64_t>& ids) {
   std::uint64_t before = 0;
@@ -330,7 +330,7 @@ std::string name_of(const Json& value, std::string_view key) {
   return value.dump();
 }
 
-// What Dynamo's agentic traces say of the order of requests.
+// Reads what Dynamo's agentic traces say of the order of requests.
 void read_dependencies(const Json& object, RecordedRow& row) {
   if (const auto id = object.find("request_id"); id != object.end())
     row.id = name_of(*id, "request_id");
@@ -432,7 +432,7 @@ class FirstLine {
 
 void for_each_row(const std::filesystem::path& file,
                   const std::function<void(std::string_view)>& fn) {
-  // Of a row that is longer nobody could say where its quote was meant to end.
+  // Limit of a row. It could not be said where the quote of a longer row was meant to end.
   constexpr std::ptrdiff_t longest_of_lines = 1 << 16;
   const std::string head = first_line(file);
   // Behind a byte order mark or not.

@@ -12,7 +12,7 @@
 
 namespace moesim {
 
-/// One row of a request trace as it stands in the file.
+/// A row of a request trace as it is in the file.
 struct RecordedRow {
   std::chrono::nanoseconds time{};  ///< since whatever moment the file counts from
   std::int64_t prompt_tokens = 0;
@@ -40,8 +40,8 @@ struct RowReader {
   bool has_arrivals = false;
 };
 
-/// The reader of the format that a file's first line belongs to: the first in the table all of
-/// whose columns it names, as the header of a CSV file or the keys of a JSON object. A
+/// Finds the reader of the format that a file's first line belongs to. It is the first in the table
+/// whose columns the line names all, as the header of a CSV file or the keys of a JSON object. A
 /// column "class" may name the class of each row. Throws ConfigError, without a place, naming the
 /// formats there are.
 RowReader recognise_format(std::string_view first_line);
@@ -54,7 +54,7 @@ RowReader recognise_format(std::string_view first_line);
 /// tokens.
 RowReader recognise_session_format(std::string_view first_line, std::int32_t id_block_tokens);
 
-/// Whether the first line names a column that says to which session a row belongs.
+/// True if the first line names a column that says to which session a row belongs.
 bool names_sessions(std::string_view first_line);
 
 }  // namespace moesim

@@ -17,8 +17,8 @@ class Arrivals;
 class Lengths;
 struct SessionPlan;
 
-/// Which requests begin alike: an id names the tokens of its span and all before them, so that
-/// requests with equal ids at one place are equal up to there.
+/// Ids that say which requests begin with the same tokens. An id names the tokens of its span and
+/// all before them. Requests with equal ids at one place are equal up to there.
 struct PromptIds {
   struct Span {
     std::int64_t end = 0;  ///< tokens of the request before the end of the span
@@ -54,7 +54,7 @@ constexpr AgentName agent_name(std::uint32_t session, std::uint32_t agent) {
   return (AgentName{session} << 32) | agent;
 }
 
-/// What is known of an agent's next request.
+/// Facts known of an agent's next request.
 struct NextRequest {
   enum class State : std::uint8_t {
     due,    ///< it is sent at `at`, or has been and is not served yet
@@ -72,7 +72,7 @@ struct Announcement {
   NextRequest next{};
 };
 
-/// What became of a session.
+/// Life of a session.
 struct SessionLife {
   enum class State : std::uint8_t {
     open,      ///< the run ended before the session did
@@ -86,12 +86,12 @@ struct SessionLife {
   /// left them out, or sent them compacted.
   std::uint32_t too_long = 0;
   State state = State::open;
-  /// For how long its main agent had nothing to do but wait for others: between a reply and the
-  /// last reply that its next turn waited for, or the last one of all.
+  /// Time for which its main agent had nothing to do but wait for others. It is between a reply and
+  /// the last reply that its next turn waited for, or the last one of all.
   Duration joining{};
 };
 
-/// What a client asks for: lengths are known to the simulator, not to the policies.
+/// Request of a client: lengths are known to the simulator, not to the policies.
 struct Request {
   std::int32_t prompt_tokens = 0;                 ///< >= 1
   std::int32_t output_tokens = 0;                 ///< >= 1; the first is produced by the prefill
@@ -115,21 +115,21 @@ class RequestSource {
   /// The next request that arrives whatever the system does; arrivals never decrease. nullopt is
   /// the end (for now: a closed loop answers again after completed()).
   virtual std::optional<TimedRequest> next() = 0;
-  /// Before that time next() should not be asked: its answer is the next request only if none
-  /// leaves until then, as a request that leaves may be followed by one that arrives earlier. The
-  /// beginning of time: whatever leaves.
+  /// Returns the time before which next() should not be asked. Its answer is the next request only
+  /// if none leaves until then, as a request that leaves may be followed by one that arrives
+  /// earlier. The beginning of time: whatever leaves.
   virtual Time not_before() const { return {}; }
   /// A request, counted from 0 in the order of next(), left at `now`: a closed loop sends the next
   /// one. Times never decrease.
   virtual void completed(std::int64_t /*request*/, Outcome, Time /*now*/) {}
-  /// What the last completed() made known of agents' next requests: those of the agent that was
+  /// Announcements of the last completed() about agents' next requests: those of the agent that was
   /// answered, and of others that wait for it.
   virtual std::span<const Announcement> announced() const { return {}; }
-  /// Those that have begun, in that order; none where each request is by itself.
+  /// Sessions that have begun, in that order; none where each request is by itself.
   virtual std::span<const SessionLife> sessions() const { return {}; }
 };
 
-/// What the "workload" object of an experiment says about requests: "arrivals", "lengths" or
+/// Statements of the "workload" object of an experiment about requests: "arrivals", "lengths" or
 /// "sessions", "requests", and when clients leave. Cheap to copy; every source made from it starts
 /// anew.
 struct RequestWorkload {
@@ -145,10 +145,10 @@ struct RequestWorkload {
   std::unique_ptr<RequestSource> make(std::uint64_t seed, int dp_ranks) const;
 };
 
-/// Reads "arrivals", "lengths" (may be left out when the arrivals are a trace, which has lengths of
-/// its own) and "requests" (may be left out likewise: all of the trace), or "sessions" with
-/// "arrivals" and "requests" (both may be left out if sessions are recorded), and read_patience()'s
-/// keys. Other keys, such as "gating", are left for the caller. Throws ConfigError.
+/// Reads "arrivals", "lengths" and "requests". The last two may be left out when the arrivals are a
+/// trace: it has lengths of its own, and all of it is taken. Or reads "sessions" with "arrivals"
+/// and "requests" (both may be left out if sessions are recorded), and read_patience()'s keys.
+/// Other keys, such as "gating", are left for the caller. Throws ConfigError.
 RequestWorkload read_workload(ConfigReader& workload);
 
 }  // namespace moesim

@@ -16,7 +16,7 @@ namespace moesim {
 
 struct RecordedRow;
 
-/// What a row asks for. Throws ConfigError, without a place, if that is no tokens or too many.
+/// Request of a row. Throws ConfigError, without a place, if that is no tokens or too many.
 Request request_of(const RecordedRow&);
 
 /// The classes that a file's rows name.

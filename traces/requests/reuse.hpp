@@ -10,8 +10,8 @@
 
 namespace moesim {
 
-/// How much of its prompts a sequence of requests would find in a cache of their blocks, had it no
-/// clock: the blocks of a prompt are looked up in order up to the first that is not there, then all
+/// Share of its prompts that a sequence of requests would find in a cache of their blocks without a
+/// clock. The blocks of a prompt are looked up in order up to the first that is not there. Then all
 /// of them are the most recent, the first of the prompt most of all, and the least recent make
 /// room. A block is a span of PromptIds, a partial one too; the last token of a prompt is always
 /// computed.
@@ -27,13 +27,13 @@ struct ReuseCurve {
   std::int64_t ideal() const { return hits(distinct_blocks); }
 };
 
-/// Of prompts in their order, none of them null. One pass for all capacities: a block is hit if
-/// fewer other blocks than fit have been used since it was [Mattson].
+/// Curve of prompts in their order, none of them null. One pass for all capacities: a block is hit
+/// if fewer other blocks than fit have been used since it was [Mattson].
 ReuseCurve reuse_curve(std::span<const std::shared_ptr<const PromptIds>> prompts);
 
-/// Tokens that a cache of so many blocks hits which knows what comes: those make room that are hit
-/// again last or never, of equal ones the far end of a prompt first. No other order hits more where
-/// an id names all tokens up to its end [Belady].
+/// Tokens that a cache of so many blocks hits which knows what comes. Room is made by those that
+/// are hit again last or never, of equal ones by the far end of a prompt first. No other order hits
+/// more where an id names all tokens up to its end [Belady].
 std::int64_t most_hits(std::span<const std::shared_ptr<const PromptIds>> prompts,
                        std::int64_t blocks);
 

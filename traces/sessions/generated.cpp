@@ -30,7 +30,7 @@ constexpr Form drawn_count = form::object(drawn_count_keys);
 constexpr Form drawn_time = form::object(drawn_time_keys);
 constexpr Form count_form = form::integer(counts).or_a(drawn_count);
 constexpr Form time_form = form::time.or_a(drawn_time);
-// Of a child, whose turns are drawn when it starts.
+// Bounds of a child, whose turns are drawn when it starts.
 constexpr double most_children = 1000, most_turns = 10'000;
 constexpr Form turns_form = form::integer(1, most_turns).or_a(drawn_count);
 
@@ -148,7 +148,7 @@ class GeneratedSessions final : public Sessions {
     first.output_tokens = output_.draw_count(rng);
     return first;
   }
-  // Turns are drawn when they are asked for, from where each child's stand in the session's draws:
+  // Turns are drawn when they are asked for, from where each child's are in the session's draws. So
   // an agent of many turns is no list of them.
   ChildAgents children(Rng& rng) const {
     if (!fan_out_ || rng.uniform() >= fan_out_->share) return nullptr;

@@ -100,8 +100,8 @@ class Assembly {
     bool awaited = false;
   };
 
-  // What a row waits for: the first of a session for the turn that starts it, a later one for the
-  // turn before it and the last turns of what that one has started.
+  // Notes what a row waits for: the first of a session for the turn that starts it. A later one
+  // waits for the turn before it and the last turns of what that one has started.
   void wait(std::size_t session, const RecordedRow& row) {
     const std::size_t turn = file_.sessions[session].turns.size();
     for (const std::string& id : row.waits_for) {
@@ -205,7 +205,7 @@ const Json& as_run(const Json& line) {
 
 enum class LinesAre { rows, chains, runs };
 
-// What is wrong with the line is said where rows are read, with its place.
+// Errors of the line are said where rows are read, with its place.
 LinesAre form_of(std::string_view first_line) {
   try {
     const Json object = json_or_text(first_line);

@@ -34,17 +34,17 @@ struct SessionFile {
   RecordedClasses classes{};              ///< named by the rows of a request trace
 };
 
-/// Reads sessions. The form is recognised by the first line: a request trace whose rows say to
-/// which session they belong (recognise_session_format()), or in each line a chain (read_chain())
-/// or a run of agents (read_agent_run()). Throws ConfigError with the line number at a row that is
-/// malformed, or sent before the turn above it.
+/// Reads sessions. The form is recognised by the first line. It is a request trace whose rows say
+/// to which session they belong (recognise_session_format()), or in each line a chain
+/// (read_chain()) or a run of agents (read_agent_run()). Throws ConfigError with the line number at
+/// a row that is malformed, or sent before the turn above it.
 SessionFile read_session_file(const std::filesystem::path&, std::int32_t id_block_tokens);
 
-/// Whether the first line of a file says that it holds sessions in one of these forms; else its
+/// True if the first line of a file says that it holds sessions in one of these forms; else its
 /// lines may be single requests. Throws ConfigError if it cannot be read.
 bool is_session_file(const std::filesystem::path&);
 
-/// Whether an object is a session in one of these forms:
+/// True if an object is a session in one of these forms:
 ///   inference-lab        steps: input, new, output, gap (s)
 ///   LLMServingSim        sub_requests: input_toks, output_toks, tool_duration_ns
 ///   Applied Compute      num_turns, input_prompt_length, assistant_response_length,
@@ -63,8 +63,8 @@ struct AgentRun {
   std::int32_t id_block_tokens = 0;
 };
 bool is_agent_run(const Json&);
-/// Whether the times of subagents' requests count from the start of the subagent, as a request that
-/// would come before it shows; else from the start of the run. A file does either throughout.
+/// True if the times of subagents' requests count from the start of the subagent. A request that
+/// would come before it shows that. Else they count from the start of the run, in all of a file.
 bool counts_from_subagents(const Json& run);
 /// A subagent is started by the turn above it. The turn below waits for it if it had ended by then,
 /// as recorded; else it runs in the background. Pauses are "think_time", or after subagents what
@@ -75,8 +75,8 @@ AgentRun read_agent_run(const Json& run, std::uint64_t number, bool from_subagen
 
 /// With how much of the turn before and its reply a turn begins, by their ids where both have some.
 std::int64_t kept_of(const NextTurn& before, const NextTurn& turn);
-/// Of a prompt without ids: with how much of the turn before and its reply it begins. All of them,
-/// if it is long enough; else it is taken for a new beginning.
+/// Number of tokens of the turn before and its reply that a prompt without ids begins with. It has
+/// all of them, if it is long enough; else it is taken for a new beginning.
 std::int64_t kept_without_ids(const NextTurn& before, std::int64_t prompt_tokens);
 
 }  // namespace moesim

@@ -37,7 +37,7 @@ std::vector<Span> beginning(const std::vector<Span>& spans, std::int64_t tokens)
 // Which tokens have been computed, had nothing been forgotten.
 class EndlessCache {
  public:
-  // Of a prompt, its leading tokens that are known. Its last token is always computed.
+  // Number of leading tokens of a prompt that are known. Its last token is always computed.
   std::int32_t known(const Request& request) const {
     std::int64_t known = 0;
     for (const Span& span : request.prompt_ids->spans) {
@@ -100,7 +100,7 @@ class SessionSource final : public RequestSource {
   std::span<const SessionLife> sessions() const override { return lives_; }
 
  private:
-  // What an agent does that a request of it has left.
+  // Continues an agent after a request of it has left.
   void go_on(std::uint32_t id, Outcome outcome, Time now) {
     Agent& agent = agents_.at(id);
     Open& open = open_.at(agent.session);
@@ -170,7 +170,7 @@ class SessionSource final : public RequestSource {
 
   bool all_sent() const { return std::ssize(agent_of_) == requests_; }
   bool has_next() const { return !all_sent() && (start_ || !paused_.empty()); }
-  // Whether a session that is under way comes before one that starts.
+  // True if a session that is under way comes before one that starts.
   bool resumes() const {
     return !paused_.empty() && (!start_ || paused_.begin()->until <= start_->arrival);
   }
@@ -418,7 +418,7 @@ class SessionSource final : public RequestSource {
     name_tokens(agent, shared, ids);
   }
 
-  // Names the tokens of the next request: of the context so many stay, then come the prompt's own
+  // Names the tokens of the next request. Of the context so many stay. Then come the prompt's own
   // ones, as recorded or like no others, and what will be generated.
   void name_tokens(Agent& agent, std::int64_t kept, const PromptIds* ids) {
     const std::int64_t prompt = agent.request.prompt_tokens;

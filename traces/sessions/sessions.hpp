@@ -15,14 +15,14 @@ namespace moesim {
 struct ChildAgent;
 using ChildAgents = std::shared_ptr<const std::vector<ChildAgent>>;
 
-/// What an agent of a session asks for in one turn.
+/// Request of an agent of a session in one turn.
 struct NextTurn {
   Seconds gap{};  ///< that its client pauses before it
   /// Leading tokens of the turn before, reply included, with which the prompt begins.
   std::int64_t kept = 0;
   std::int64_t prompt_tokens = 0;  ///< >= kept
   std::int32_t output_tokens = 0;  ///< >= 1
-  /// Of the whole prompt, as recorded; null: what follows `kept` is like nothing else.
+  /// Ids of the whole prompt, as recorded; null: what follows `kept` is like nothing else.
   std::shared_ptr<const PromptIds> ids{};
   ChildAgents children{};  ///< agents that its reply starts; null: none
 };
@@ -43,8 +43,8 @@ ChildAgents started_agents(std::vector<ChildAgent>);
 /// Turns of these and of all agents that they start, as recorded.
 std::int64_t count_turns(std::span<const NextTurn>);
 
-/// What sessions ask for. As Lengths: the first turn of each. A session is a tree of agents: the
-/// main agent is a chain of turns, each of which follows the reply to the one before; its turns may
+/// Load of sessions. As Lengths: the first turn of each. A session is a tree of agents. The main
+/// agent is a chain of turns, each of which follows the reply to the one before; its turns may
 /// start others.
 class Sessions : public Lengths {
  public:
@@ -65,9 +65,9 @@ class Sessions : public Lengths {
   virtual std::shared_ptr<const Arrivals> recorded_starts() const { return nullptr; }
   /// Turns of all agents of all recorded sessions; 0: they are not recorded.
   virtual std::int64_t recorded_turns() const { return 0; }
-  /// Whether ids of tokens were recorded.
+  /// True if ids of tokens were recorded.
   virtual bool has_ids() const { return false; }
-  /// Whether gaps count from the turn before, its service included; else from its reply.
+  /// True if gaps count from the turn before, its service included; else from its reply.
   virtual bool gaps_from_starts() const { return false; }
   /// SessionRules::shared_prefix as recorded.
   virtual std::int64_t shared_prefix() const { return 0; }
@@ -76,13 +76,13 @@ class Sessions : public Lengths {
 /// The table: generated, its presets, recorded.
 const Registry<Sessions>& session_kinds();
 
-/// What holds for sessions of every kind.
+/// Rules that hold for sessions of every kind.
 struct SessionRules {
-  /// What happens to a turn that is longer than a request may be.
+  /// Fate of a turn that is longer than a request may be.
   enum class TooLong { end, drop, compact };
 
-  /// What the gap before a turn counts from: the end of the turn before, its start, or when it
-  /// would have started if no reply had been late (a trace that is replayed at recorded times).
+  /// Time from which the gap before a turn counts: the end of the turn before, or its start. A
+  /// schedule counts from its start if no reply had been late (a trace replayed at recorded times).
   enum class GapFrom { end, start, schedule };
 
   GapFrom gap_from = GapFrom::end;
@@ -94,8 +94,8 @@ struct SessionRules {
   std::int64_t shared_prefix = 0;  ///< leading tokens of every first prompt that are the same
   std::optional<std::int64_t> max_context{};  ///< tokens of a later prompt and its output
   TooLong too_long = TooLong::end;
-  /// Where in their turns the first sessions of a closed loop begin, as shares: at the first turn,
-  /// or anywhere between these. What lies before is not sent.
+  /// Place in their turns where the first sessions of a closed loop begin, as shares: at the first
+  /// turn, or anywhere between these. What lies before is not sent.
   double start_from = 0, start_to = 0;
   /// Such a session first sends the turn before with a reply of one token, so that its context is
   /// cached. That is a turn like others to reports.
