@@ -11,7 +11,7 @@
 
 namespace moesim {
 
-/// One thing that a sweep varies: where it stands in the config, and its name in tables.
+/// An axis of a sweep: where it is in the config, and its name in tables.
 struct Axis {
   std::string pointer;
   std::string name;  ///< the shortest end of the pointer that no other axis has: "replication"
@@ -25,7 +25,7 @@ std::vector<Axis> named_axes(const std::vector<std::string>& pointers);
 /// that is not written as in a sweep file.
 std::vector<Axis> axes_of(const Json& sweep);
 
-/// Whether two config values mean the same: equal, or a policy written as "metro" in one and as
+/// True if two config values mean the same: equal, or a policy written as "metro" in one and as
 /// {"type": "metro"} in the other.
 bool same_setting(const Json& a, const Json& b);
 
@@ -35,10 +35,10 @@ bool same_setting(const Json& a, const Json& b);
 std::string setting_text(const Json& value);
 
 /// A table without the numbers that no row has, of at most 100 columns, or as wide as a wider
-/// output is. To fit, the first `settings` columns are made narrower, and nothing is cut: headings
-/// take two lines; words that all cells begin with, columns with one value and columns that follow
-/// from another are written out below; then values are numbered, those of the widest column first,
-/// and written out below. What is still too wide stands in blocks (Table).
+/// output is. To fit, the first `settings` columns are made narrower. Nothing is cut: headings take
+/// two lines. Words that all cells begin with, columns with one value and columns that follow from
+/// another are written out below. Then values are numbered, those of the widest column first, and
+/// written out below. Blocks (Table) hold what is still too wide.
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
                          std::size_t settings);
 

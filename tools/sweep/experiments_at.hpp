@@ -6,8 +6,8 @@
 
 namespace moesim {
 
-/// Runs the points of a sweep as experiments, with policies that a program adds too; names in them
-/// are relative to the folder of `base_file`, remarks go to stderr.
+/// Runs the points of a sweep as experiments, with policies that a program adds too. Names in them
+/// are relative to the folder of `base_file`; remarks go to stderr.
 PointRunner experiments_at(const std::filesystem::path& base_file, const Policies& = {});
 
 }  // namespace moesim

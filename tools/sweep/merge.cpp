@@ -127,7 +127,7 @@ void merge_stores(const std::vector<fs::path>& stores, const fs::path& output) {
   std::vector<SweepPoint> points;
   for (const Merged& point : merge.points())
     points.push_back({point.row.config_hash, Json::parse(point.row.config)});
-  // What the output holds already stays as it stands there.
+  // Points that the output holds already stay as they are.
   std::error_code ignored;
   std::vector<Merged> news = merge.points();
   std::erase_if(

@@ -11,8 +11,8 @@
 
 namespace moesim {
 
-/// Of places that cannot be run, why one cannot: the one that lacks the least memory on a GPU.
-/// Where none lacks memory, the first. Ties: the first.
+/// Reason why one of the places that cannot be run cannot: the one that lacks the least memory on a
+/// GPU. Where none lacks memory, the first. Ties: the first.
 class NearestRefusal {
  public:
   void add(std::size_t place, const ConfigError& error) {

@@ -86,14 +86,14 @@ double limit_of(const Slo& slo) {
   return slo.tpot ? slo.tpot->count() : std::numeric_limits<double>::infinity();
 }
 
-// Where runs draw MoE layers from samples, a bound needs no more.
+// If runs draw MoE layers from samples, a bound needs no more.
 ExplainedStep priced_step(const Deployment& e, const StepContent& content) {
   return e.sampled ? estimate_step(e, content) : explain_step(e, content);
 }
 
-// Requests/s that decode steps alone allow: ranks b / (step(b) (n - 1)) for the largest batch b per
-// rank that keeps the time between tokens, n tokens being generated per request, the first by
-// prefill.
+// Requests/s that decode steps alone allow. They are ranks b / (step(b) (n - 1)) for the largest
+// batch b per rank that keeps the time between tokens. n tokens are generated per request, the
+// first by prefill.
 TuneBound decode_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengths) {
   if (lengths.output <= 1) return {std::numeric_limits<double>::infinity(), 0};
   const auto context = static_cast<int>(lengths.prompt);
@@ -107,9 +107,9 @@ TuneBound decode_bound(const Deployment& e, const Slo& slo, const MeanLengths& l
   return most_of(most_sequences(e, context), limit_of(slo), gap, rate);
 }
 
-// A step's time where its new tokens are of prompts of `prompt` tokens. Each attends to its own
-// tokens only. One prompt as long as all of them spends more on attention, and the stages of a
-// pipeline wait for its later tokens: both are left out.
+// Time of a step where its new tokens are of prompts of `prompt` tokens. Each attends to its own
+// tokens only. Left out: one prompt as long as all of them spends more on attention, and the stages
+// of a pipeline wait for its later tokens.
 double step_seconds(const Deployment& e, const StepContent& content, double prompt) {
   const int prefill = content.tokens() - content.sequences;
   const ExplainedStep step = priced_step(e, content);
@@ -140,7 +140,7 @@ TuneBound prefill_bound(const Deployment& e, const Slo& slo, const MeanLengths& 
   double excess = 0;
   if (slo.ttft) {
     const int tokens = std::clamp(static_cast<int>(lengths.long_prompt), 1, chunk);
-    // Where all prompts are as long, that step is priced already.
+    // If all prompts are as long, that step is priced already.
     const double seconds = tokens == one && tokens <= lengths.computed
                                ? of_one
                                : step_seconds(e, prefill_step(tokens), tokens);
@@ -149,10 +149,10 @@ TuneBound prefill_bound(const Deployment& e, const Slo& slo, const MeanLengths& 
   return {excess > slack ? 0 : best, excess};
 }
 
-// Prompts per decode step of a steady state: a batch of b decodes passes b / (n - 1) requests,
-// whose prompts are computed beside them. Either every step holds its share of them, or whole
+// Prompts per decode step of a steady state. A batch of b decodes passes b / (n - 1) requests,
+// whose prompts are computed at the same time. Either every step holds its share of them. Or whole
 // chunks are computed now and then and the other steps are pure decodes, which activate fewer
-// experts: which one is quicker depends on the model. A bound below `worth` is any number up to it.
+// experts. The model decides which is quicker. A bound below `worth` is any number up to it.
 double mixed_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengths, double worth) {
   if (lengths.output <= 1 || e.prefix_caching) return std::numeric_limits<double>::infinity();
   const auto context = static_cast<int>(lengths.prompt + lengths.output / 2);
@@ -198,7 +198,7 @@ TuneBound bound_of(const Experiment& experiment, double attainment, MixedSteps m
   // No request of a class is owed less.
   const Slo slo = e.loosest_slo();
   const MeanLengths lengths = lengths_of(e, attainment);
-  // Where prefill and decode have pools, each bounds the other's requests.
+  // If prefill and decode have pools, each bounds the other's requests.
   const Deployment& prefill = experiment.pools.front();
   const TuneBound p = prefill.scheduler->prompts_arrive_computed()
                           ? TuneBound{std::numeric_limits<double>::infinity(), 0}

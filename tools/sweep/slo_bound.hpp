@@ -6,15 +6,15 @@
 
 namespace moesim {
 
-/// Whether the steps of a steady state that hold prompts and decodes bound a deployment too. That
-/// bound is good to some ten per cent, for load comes in waves; the others hold.
+/// Answer to: do the steps of a steady state that hold prompts and decodes bound a deployment too?
+/// That bound is good to some ten per cent, for load comes in waves; the others hold.
 struct MixedSteps {
   bool bound = false;
   double worth = 0;  ///< a bound below so many requests/s need not be exact, only below
 };
 
-/// What the time of a deployment's steps allows under its SLO, whatever the load; a few exact steps
-/// say that. Throws ConfigError if there is no "slo".
+/// Bound of a deployment by the time of its steps under its SLO, whatever the load; a few exact
+/// steps say that. Throws ConfigError if there is no "slo".
 TuneBound bound_of(const Experiment&, double attainment, MixedSteps);
 
 }  // namespace moesim

@@ -52,8 +52,8 @@ class Bracket {
 // A load under which so many are served in time is much too heavy.
 constexpr double few = .5;
 
-// What is asked of a run: all that it shows, whether it meets the SLO, or whether few requests are
-// served in time. Where that is sure it need not go on to its end.
+// Question to a run: all that it shows, if it meets the SLO, or if few requests are served in time.
+// If that is sure it need not run to its end.
 enum class Ask { all, whether, whether_few };
 
 struct Question {
@@ -66,10 +66,10 @@ bool is_in(const std::vector<Question>& some, const Question& question) {
   return std::ranges::find(some, question) != some.end();
 }
 
-// How far a deployment has come: it looks for its load, by the first draw and then by the others,
-// for most loads that it does not bear show in the first. Then it looks beyond, whether little more
-// is much too heavy. If so it takes the rung below, for at the very edge of what can be served a
-// queue grows so slowly that no run is long enough to see it.
+// Course of a deployment so far. It looks for its load by the first draw and then by the others.
+// Most loads that it does not sustain show in the first. Then it looks beyond: is little more much
+// too heavy? If so it takes the rung below. At the very edge of what can be served a queue grows so
+// slowly that no run is long enough to see it.
 struct Course {
   enum class Stage { first_draw, other_draws, few_beyond, rung_below, beyond, done };
   Bracket bracket;
@@ -82,8 +82,8 @@ struct Course {
   }
 };
 
-// Deployments that are run under ever other loads, side by side: each goes on as soon as its own
-// runs tell how. Cores that no asked run needs make those that may be asked next, and drop them
+// Deployments that are run under ever other loads, side by side: each continues as soon as its own
+// runs tell how. Cores that no asked run needs make those that may be asked next. They drop them
 // when it turns out that they are not: answers depend on what is asked alone.
 class Confirmation {
  public:
@@ -138,14 +138,14 @@ class Confirmation {
     return {i * draws_ + draw, rung};
   }
 
-  // What a run showed that went to its end; null where none did.
+  // Returns what a run showed that was run to its end; null where none did.
   const Trial* whole(TunePoint point) const {
     const auto trial = trials_.find(point);
     return trial == trials_.end() || trial->second.given_up ? nullptr : &trial->second;
   }
 
-  // Whether the first draws all last, and as many requests as are asked for meet the SLO in their
-  // mean. Of a few draws one may fall short by chance, but not the last, which may be the longest.
+  // True if the first draws all last, and as many requests as are asked for meet the SLO in their
+  // mean. A few draws may fall short by chance, but not the last, which may be the longest.
   bool bears(std::size_t i, std::size_t draws) const {
     const int rung = deployments_[i].bracket.rung();
     double attained = 0;
@@ -159,7 +159,7 @@ class Confirmation {
     return attained >= asked * static_cast<double>(draws);
   }
 
-  // What a deployment asks next, if it has come so far.
+  // Questions that a deployment asks next, if it has come so far.
   std::vector<Question> questions(std::size_t i, const Course& course) const {
     std::vector<Question> asked;
     switch (const Bracket& bracket = course.bracket; course.stage) {
@@ -184,7 +184,7 @@ class Confirmation {
     return {};
   }
 
-  // Whether a run under no more than 5 % more load was served in time to few.
+  // True if a run under no more than 5 % more load was served in time to few.
   bool was_few(std::size_t i, int met) const {
     for (int rung = met + rungs_per_5_percent; rung > met; --rung) {
       const Trial* trial = whole(at(i, rung));
@@ -193,7 +193,7 @@ class Confirmation {
     return false;
   }
 
-  // Whether a little more load is too much for the capacity, or served in time to few.
+  // True if a little more load is too much for the capacity, or served in time to few.
   bool little_more_is_too_much(std::size_t i) const {
     if (was_few(i, *met_by(i))) return true;
     const auto trial = trials_.find(at(i, *met_by(i) + rungs_per_5_percent));
@@ -202,7 +202,7 @@ class Confirmation {
     return beyond && (beyond->attainment < few || beyond->binds == "capacity");
   }
 
-  // What follows for a deployment if what it asks is answered well, or not.
+  // Returns what follows for a deployment if its question is answered well, or not.
   Course then(Course course, bool well) const {
     switch (course.stage) {
       case Course::Stage::first_draw:
@@ -226,7 +226,7 @@ class Confirmation {
     return course;
   }
 
-  // Whether all that a deployment asked was answered well.
+  // True if all that a deployment asked was answered well.
   bool went_well(std::size_t i) const {
     switch (deployments_[i].stage) {
       case Course::Stage::first_draw: return bears(i, 1);
@@ -247,7 +247,7 @@ class Confirmation {
                                          : whole(question.point) != nullptr;
   }
 
-  // What a deployment asks that no run has answered yet. Takes up what was run ahead.
+  // Questions of a deployment that no run has answered yet. Takes up what was run ahead.
   std::vector<Question> open_questions(std::size_t i) {
     for (;;) {
       std::vector<Question> open = questions(i, deployments_[i]);
@@ -267,7 +267,7 @@ class Confirmation {
     }
   }
 
-  // What deployments may ask next, what follows from good answers first.
+  // Questions that deployments may ask next, what follows from good answers first.
   std::vector<Question> guesses() const {
     std::vector<Question> guessed;
     for (const bool well : {true, false}) {
@@ -336,7 +336,7 @@ class Confirmation {
   TuneResult::Found found(std::size_t i, int rung) const {
     TuneResult::Found run{at(i, rung), trials_.at(at(i, rung))};
     for (std::size_t draw = 1; draw < draws_; ++draw) {
-      // Where the answer is a rung below the edge, the others were run at the edge.
+      // If the answer is a rung below the edge, the others were run at the edge.
       const auto here = trials_.find(at(i, rung, draw));
       const Trial& other = here != trials_.end() ? here->second : trials_.at(at(i, rung + 1, draw));
       run.trial.attainment += other.attainment;
@@ -367,8 +367,8 @@ class Confirmation {
   TuneResult result_;
   std::map<TunePoint, Trial> trials_;  // of what was asked
   std::vector<Course> deployments_;
-  // Of tasks: runs to be made, in this order; those that are being made; those that are not asked
-  // for yet; and tasks that have not begun.
+  // Guards tasks: runs to be made, in this order, and those that are being made. Also those that
+  // are not asked for yet, and tasks that have not begun.
   std::mutex mutex_;
   std::vector<Question> waiting_;
   std::map<Question, std::stop_source> running_;

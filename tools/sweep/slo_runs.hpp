@@ -15,7 +15,7 @@
 
 namespace moesim {
 
-/// By how much a draw may miss the attainment that all draws have in their mean.
+/// Share by which a draw may miss the attainment that all draws have in their mean.
 inline constexpr double by_chance = .03;
 
 /// The runs of a search: made now, or found in its store. One thread at a time may use it, but for
@@ -32,7 +32,7 @@ class SloRuns {
 
   Experiment load(const Json& config) const;
 
-  /// Makes the trace that a config needs, with all cores: those that wait for the same one side by
+  /// Makes the trace that a config needs, with all cores. Runs that wait for the same one side by
   /// side would leave that to one of them.
   void make_trace(const Json& config);
   /// The same for a run, unless the store holds that.
@@ -68,7 +68,7 @@ class SloRuns {
   }
   bool stopped() const { return hooks_.stop(); }
 
-  /// What the search found, with its runs.
+  /// Writes what the search found, with its runs.
   void write_into(SloResult&) const;
   /// A run that was kept, and what it showed.
   SloRun of(const TuneResult::Found&) const;

@@ -15,17 +15,17 @@
 
 namespace moesim {
 
-/// Where the load stands in an experiment that a search varies: requests/s, or sessions alive.
+/// Place of the load in an experiment that a search varies: requests/s, or sessions alive.
 inline const std::string rate_pointer = "/workload/arrivals/rate";
 inline const std::string lanes_pointer = "/workload/arrivals/concurrency";
 
-/// What the p90s of sessions must not exceed, beside an SLO.
+/// Limits that the p90s of sessions must not exceed, in addition to an SLO.
 struct SessionLimits {
   std::optional<Seconds> first_ttft{}, later_ttft{};  ///< of the first turns, of all others
   std::optional<Seconds> completion{};                ///< of a session
 };
 
-/// What a run must show beside the attainment, to count as one that meets the SLO.
+/// Proof that a run must show in addition to the attainment, to count as one that meets the SLO.
 enum class Proof {
   attained,  ///< it is not overloaded: for short runs that only choose what is looked at next;
              ///< sampled ones draw rare sizes of steps from few samples
@@ -39,29 +39,29 @@ struct SloSearch {
   Json document;                    ///< what is searched, as its store keeps it: a sweep file
   std::filesystem::path base_file;  ///< paths in the configs are relative to it
   std::vector<Json> places;         ///< configs; the search sets their load
-  /// What each place cannot exceed, where that is known: result.bounds of another search.
+  /// Bounds of each place, where they are known: result.bounds of another search.
   std::vector<std::optional<TuneBound>> bounds{};
   /// Loads to try; nothing: a few per cent apart, up to what the best of the bounds allows.
   std::optional<RateLadder> ladder{};
   double attainment = .9;  ///< share of the requests that must meet the SLO
-  /// Of sessions the load is how many are alive: a whole number, the clients of a closed loop. All
-  /// requests/s of this file, ladder and bounds included, are then sessions alive.
+  /// True: the load is how many sessions are alive, a whole number, the clients of a closed loop.
+  /// All requests/s of this file, ladder and bounds included, are then sessions alive.
   bool sessions = false;
   SessionLimits session_limits{};  ///< of sessions
-  /// Whether a run that meets the SLO is worth its load: goodput would say the same of a lighter
+  /// True if a run that meets the SLO is worth its load: goodput would say the same of a lighter
   /// load that more requests meet.
   bool by_load = false;
   bool sure = false;
-  /// Whether points of a place above its first miss are run, to see that they miss too.
+  /// True if points of a place above its first miss are run, to see that they miss too.
   bool recheck = true;
   Proof proof = Proof::steady;
-  /// Whether the steps of a steady state bound a place too: tighter, and true to some ten per cent.
+  /// True if the steps of a steady state bound a place too: tighter, and true to some ten per cent.
   bool mixed_steps = false;
   double worth = 0;  ///< requests/s; bounds below it by mixed steps are only known to be below
   double bound_margin = 1;  ///< by how much more than its bound a place is taken to bear
   bool spot_checks = true;  ///< of sampled runs
-  /// Whether a run ends as soon as it cannot meet the SLO any more, where that is all that is
-  /// asked. Of such runs the store keeps that they missed.
+  /// True if a run ends as soon as it cannot meet the SLO any more, where that is all that is
+  /// asked. The store keeps of such runs that they missed.
   bool give_up = false;
   std::size_t draws = 1;      ///< of confirm_slo(): so many neighbours are one deployment
   bool tells_heavier = true;  ///< of confirm_slo(): what found runs say of a heavier load is wanted
@@ -74,7 +74,7 @@ struct SloSearch {
   std::function<void(Json& place, const std::string& rate, double per_second)> set_load = {};
 };
 
-/// What becomes of a deployment under a load that is heavier than what it bears.
+/// Fate of a deployment under a load that is heavier than what it sustains.
 struct Heavier {
   double more = 0;        ///< .05: by 5 %
   double attainment = 0;  ///< share of the requests that meet the SLO then
@@ -86,7 +86,7 @@ struct SloRun {
   std::size_t place = 0;
   std::string rate;  ///< as the config has it; of sessions "64 sessions"
   Trial trial;
-  /// Of the report its "metrics", "measurement", "breakdown", active experts, and of sessions
+  /// Parts of the report: "metrics", "measurement", "breakdown", active experts, and of sessions
   /// "sessions" and "turns".
   Json config, report;
   std::optional<Heavier> heavier{};  ///< of confirm_slo()
@@ -106,17 +106,17 @@ struct SloResult {
   std::string refused;                           ///< why one such place cannot (NearestRefusal)
 };
 
-/// Whether a run's rates are those of a steady state: "stable", or why not.
+/// Returns "stable" if a run's rates are those of a steady state, or why not.
 std::string state_of(const SloRun&);
 
 /// A metric of a run as tables print it; "-" where the run has none.
 std::string metric_text(const SloRun&, const Metric&);
 
-/// How much longer a latency may be than a run's p90, by its limit: the share that is left, below 0
-/// where it is exceeded; nothing where the SLO has no such limit ("tpot", "ttft", "e2el").
+/// Share by which a latency may be longer than a run's p90, by its limit. It is below 0 where it is
+/// exceeded; nothing where the SLO has no such limit ("tpot", "ttft", "e2el").
 std::optional<double> margin_of(const SloRun&, std::string_view limit);
 
-/// What the search asks and tells while it works.
+/// Hooks that the search calls while it works.
 struct SloHooks {
   std::function<bool()> stop = [] { return false; };
   std::function<void(std::size_t done, std::size_t total)> bounded = [](auto, auto) {};
@@ -127,12 +127,12 @@ struct SloHooks {
 /// Throws ConfigError if a place has no "slo", its load is not a rate, or the store is another's.
 SloResult search_slo(const SloSearch&, TraceLibrary&, Remarks&, const SloHooks&);
 
-/// Finds the heaviest load that each deployment bears under all its draws: search.draws neighbours
-/// of search.places are one deployment that differs in its seed, and loads[i], one of the ladder's,
-/// is where the search begins for the i-th. Up or down from there, further each time, then by
-/// halves. It bears a load if every draw lasts, and their mean attainment and that of the last are
-/// what is asked. Found is the run of the first draw, place i; its trial has the mean attainment of
-/// all draws. Bounds nothing; otherwise as search_slo().
+/// Finds the heaviest load that each deployment sustains under all its draws. Neighbours of
+/// search.places, search.draws of them, are one deployment that differs in its seed. A search
+/// begins at loads[i], one of the ladder's, for the i-th. It goes up or down from there, further
+/// each time, then by halves. It sustains a load if every draw lasts, and their mean attainment and
+/// that of the last are what is asked. Found is the run of the first draw, place i; its trial has
+/// the mean attainment of all draws. Bounds nothing; otherwise as search_slo().
 SloResult confirm_slo(const SloSearch&, std::span<const double> loads, TraceLibrary&, Remarks&,
                       const SloHooks&);
 

@@ -47,7 +47,7 @@ std::string state_in(const Json& report) {
   return state == nullptr ? "" : state->get<std::string>();
 }
 
-// Whether the time to the first token grows so fast that it will miss its limit in a run twice as
+// True if the time to the first token grows so fast that it will miss its limit in a run twice as
 // long. No further: queues near the capacity take tens of seconds to reach their mean, and then
 // stay.
 bool grows_beyond(const Json& report, const std::optional<double>& limit_ms) {
@@ -77,7 +77,7 @@ struct Excess {
   double over;
 };
 
-// Of the p90s that have a limit. Turns of a kind that the run has none of are in time.
+// Excesses of the p90s that have a limit. Turns of a kind that the run has none of are in time.
 std::vector<Excess> excesses_of(const Json& config, const Json& report,
                                 const SessionLimits& of_sessions) {
   std::vector<Excess> all;
@@ -97,17 +97,17 @@ std::vector<Excess> excesses_of(const Json& config, const Json& report,
   return all;
 }
 
-// Whether the limits on sessions are kept.
+// True if the limits on sessions are kept.
 bool sessions_in_time(const Json& report, const SessionLimits& of_sessions) {
   return std::ranges::none_of(excesses_of({}, report, of_sessions),
                               [](const Excess& excess) { return excess.over > 1; });
 }
 
-// What a run shows beside its attainment.
+// True if a run shows the proof in addition to its attainment.
 bool shows(const Json& config, const Json& report, Proof proof, double attainment) {
   const std::string state = state_in(report);
   if (proof == Proof::attained) {
-    // What is measured of an unsteady run may be its end alone, when few are left.
+    // Measured requests of an unsteady run may be its end alone, when few are left.
     const auto whole = number_at(report, "/measurement/attainment/whole_run");
     return state != "overloaded" && (state == "stable" || !whole || *whole >= attainment);
   }
@@ -121,7 +121,7 @@ bool shows(const Json& config, const Json& report, Proof proof, double attainmen
          !grows_beyond(report, limit_ms(config, "ttft"));
 }
 
-// Where a backlog grows, capacity; else the latency that fewest requests keep.
+// Returns capacity where a backlog grows; else the latency that fewest requests keep.
 std::string lack_of_requests(const Json& report) {
   if (state_in(report) == "overloaded") return "capacity";
   std::string name;

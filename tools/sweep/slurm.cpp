@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// As one word of a shell.
+// Quotes as one word of a shell.
 std::string quoted(const std::string& text) {
   std::string word = "'";
   for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);

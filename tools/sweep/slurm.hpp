@@ -22,10 +22,10 @@ struct SlurmJobs {
 };
 
 /// Submits `program sweep config --shard I/N` as a job array, each task with a store of its own in
-/// the folder STORE.slurm, and a job that depends on it and merges them into `store`. A task that
-/// Slurm requeues goes on where it was stopped; the merge job waits for it. All files are named by
-/// absolute paths, which the nodes must share. Throws ConfigError if the folder cannot be written
-/// or sbatch is missing or refuses.
+/// the folder STORE.slurm. Submits a job that depends on it and merges them into `store`. A task
+/// that Slurm requeues continues where it was stopped; the merge job waits for it. All files are
+/// named by absolute paths, which the nodes must share. Throws ConfigError if the folder cannot be
+/// written or sbatch is missing or refuses.
 SlurmJobs submit_to_slurm(const std::filesystem::path& program, const std::filesystem::path& config,
                           const std::filesystem::path& store, const SlurmOptions&);
 

@@ -84,7 +84,7 @@ std::string_view advice(int code) {
                   database != nullptr ? sqlite3_errmsg(database) : sqlite3_errstr(code)));
 }
 
-// One SQL statement: bind, then row by row.
+// An SQL statement: bind, then row by row.
 class Statement {
  public:
   Statement(const std::filesystem::path& file, sqlite3* database, std::string_view sql)
@@ -107,7 +107,7 @@ class Statement {
     return *this;
   }
 
-  /// Whether there is a row.
+  /// Returns true if there is a row.
   bool step() {
     const int code = sqlite3_step(statement_.get());
     if (code != SQLITE_ROW && code != SQLITE_DONE) fail(file_, database_, code);
@@ -162,8 +162,8 @@ std::vector<std::string> keys_of(const std::string& pointer) {
   return keys;
 }
 
-// What stands at a pointer, put at the same place of `part`. A list is copied whole: its places
-// mean nothing without what stands before them.
+// Puts what is at a pointer at the same place of `part`. A list is copied whole: its places mean
+// nothing without what comes before them.
 void copy_part(const Json& whole, const std::string& pointer, Json& part) {
   const Json* value = &whole;
   std::vector<std::string> path;
@@ -179,8 +179,8 @@ void copy_part(const Json& whole, const std::string& pointer, Json& part) {
   *place = *value;
 }
 
-// As far as SQLite's paths can follow a pointer: not into a list, which would lose what stands
-// before a place, and not past a quote.
+// Part of a pointer that SQLite's paths can follow. It ends before a list, which would lose what
+// comes before a place, and before a quote.
 std::string reachable(const std::string& pointer) {
   Json::json_pointer reached;
   for (const std::string& key : keys_of(pointer)) {
@@ -191,7 +191,7 @@ std::string reachable(const std::string& pointer) {
   return reached.to_string();
 }
 
-// What stands at some pointers, taken out by SQLite: it reads JSON ten times as fast as we do.
+// Values at some pointers, taken out by SQLite: it reads JSON ten times as fast as we do.
 class Extraction {
  public:
   explicit Extraction(std::vector<std::string> pointers) : pointers_(std::move(pointers)) {}

@@ -18,7 +18,7 @@ struct sqlite3;
 
 namespace moesim {
 
-/// One point of a sweep: a whole experiment config, before defaults.
+/// A point of a sweep: a whole experiment config, before defaults.
 struct SweepPoint {
   std::string config_hash;  ///< 16 hex digits: FNV-1a of the config as canonical JSON, and of what
                             ///< the files hold that it names
@@ -36,7 +36,7 @@ enum class PointStatus {
 };
 std::string_view status_name(PointStatus);
 
-/// One point as the store holds it.
+/// A point as the store holds it.
 struct StoredPoint {
   std::string config_hash;
   Json config;
@@ -45,9 +45,9 @@ struct StoredPoint {
   Json report;        ///< of a done point, else null; in part, if the store was read in part
 };
 
-/// Where a report holds the experiment with every key, defaults included.
+/// Place where a report holds the experiment with every key, defaults included.
 inline constexpr std::string_view config_in_report = "/context/config";
-/// What a point was set to, by default too; null where nothing was.
+/// Setting of a point, by default too; null where nothing was.
 const Json* setting_of(const StoredPoint&, const std::string& pointer);
 
 /// A point as the store holds it: JSON unparsed, empty where there is none.
@@ -75,13 +75,13 @@ struct StoredSweep {
 ///
 /// Every point is written in a transaction of its own, with SQLite's rollback journal: killed at
 /// any time, the file keeps what was finished. A store that is opened for the same sweep again
-/// keeps its done points for good; points that are pending, failed or infeasible are to be tried
+/// keeps its done points for good. Points that are pending, failed or infeasible are to be tried
 /// again (a fixed file may make them feasible). The sweep may have grown: new points are added. A
 /// store that holds points which the sweep lacks belongs to another sweep and is refused.
 ///
-/// What can be wrong with the file is a ConfigError of one line that leaves the file as it was: not
-/// a SQLite file, damaged or cut short, a database of something else, another schema version,
-/// locked by another program, not writable. Not for several threads at a time.
+/// A faulty file gives a ConfigError of one line and stays as it was. It is no SQLite file, damaged
+/// or cut short, a database of something else, of another schema version, locked by another
+/// program, or not writable. Not for several threads at a time.
 class Store {
  public:
   static constexpr int schema_version = 1;
@@ -90,17 +90,17 @@ class Store {
   static void check_name(const std::filesystem::path& file);
   /// Opens what a sweep has written.
   static Store open(const std::filesystem::path& file);
-  /// As open(); nothing where there is no file yet, or one without a table: a program that was
-  /// killed in its first moments leaves it so.
+  /// Opens as open(); nothing where there is no file yet, or one without a table: a program that
+  /// was killed in its first moments leaves it so.
   static std::optional<Store> open_if_begun(const std::filesystem::path& file);
   /// Opens or creates the store of a sweep; points that it lacks become pending.
   static Store open_for(const std::filesystem::path& file, const Json& sweep,
                         std::span<const SweepPoint> points);
 
   StoredSweep read() const;
-  /// Reads of each config what the sweep sets and what stands at these pointers; of each report
-  /// the latter, and what its resolved config has there. The first done point's report is whole, so
-  /// that messages can say what a report holds. Memory grows with the points, not with reports.
+  /// Reads of each config what the sweep sets and what is at these pointers. Reads the latter of
+  /// each report, and what its resolved config has there. The first done point's report is whole,
+  /// so that messages can name its parts. Memory grows with the points, not with reports.
   StoredSweep read(std::span<const std::string> pointers) const;
   /// The report of one point, whole; null if it has none.
   Json report_of(const std::string& config_hash) const;

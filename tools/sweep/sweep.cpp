@@ -30,8 +30,8 @@ namespace {
 
 constexpr std::size_t most_points = 1'000'000;
 
-// What one point sets, or what a rule of "skip" matches: sorted, so that "/placement" comes before
-// "/placement/replication".
+// Settings of one point, or what a rule of "skip" matches: sorted, so that "/placement" comes
+// before "/placement/replication".
 using PointSettings = std::map<std::string, Json>;
 
 // An axis, or a column of a zip.
@@ -188,7 +188,7 @@ void refuse_beside_pools(const Json& config, const std::string& pointer, const C
       pointer, key));
 }
 
-// What some values of a key bring along, by the value's text.
+// Settings that some values of a key bring along, by the value's text.
 struct Coupling {
   std::string pointer, value;
   PointSettings settings;
@@ -309,8 +309,8 @@ std::vector<Column> read_seeds(const ConfigNode& node) {
 }
 
 // Does `work` on 0 .. n - 1, on `threads` threads, until stopped or until one throws; then
-// rethrows. Each piece of work is isolated: a thread that waits for the inner loops of one run must
-// not start another run meanwhile, which could wait for a lock that the first one holds.
+// rethrows. Each piece of work is isolated. A thread that waits for the inner loops of one run must
+// not start another run in between. That could wait for a lock that the first one holds.
 template <class Work>
 void for_each_point(std::size_t n, const SweepOptions& options, Work&& work) {
   std::mutex mutex;
@@ -438,9 +438,9 @@ std::string file_content(const std::filesystem::path& file, std::uintmax_t size)
   return content;
 }
 
-// What the files hold that configs name, each read once. A JSON file's own files count too, and
-// what a checkpoint has beside it. A routing trace is its three files, a GPU's tables are a folder.
-// Of a file above 64 MiB pieces of that much in all count.
+// Contents of the files that configs name, each read once. A JSON file's own files count too, and
+// what a checkpoint has next to it. A routing trace is its three files, a GPU's tables are a
+// folder. Of a file above 64 MiB pieces of that much in all count.
 class FileFingerprints {
  public:
   /// 0 if the config names none. Every text that is the path of a file is taken for its name.
@@ -524,7 +524,7 @@ class FileFingerprints {
     return print;
   }
 
-  // By path, and by what a config says: a name of the zoo is looked for in many files.
+  // Fingerprints by path, and by what a config says: a name of the zoo is looked for in many files.
   std::map<std::string, std::uint64_t> known_, of_texts_;
 };
 

@@ -39,8 +39,8 @@ struct Sweep {
 /// {"type": "metro"} match each other. Equal points are merged, equal values of an axis (1 and 1.0)
 /// too.
 ///
-/// Throws ConfigError if it is none, an axis is empty or set twice, a pointer leads nowhere, a skip
-/// rule names what no point has, or no point is left.
+/// Throws ConfigError if it is none, an axis is empty or set twice, or a pointer leads nowhere.
+/// Throws it if a skip rule names what no point has, or no point is left.
 Sweep expand_sweep(const ConfigNode& file);
 /// Makes points of configs that no sweep file lists. Files that several of them name are read once.
 class PointMaker {
@@ -58,7 +58,7 @@ class PointMaker {
 /// The keys of a sweep file, as expand_sweep() reads them.
 std::span<const Key> sweep_keys();
 
-/// What a sweep does with a config. Called by several threads at a time.
+/// Work of a sweep on a config. Called by several threads at a time.
 struct PointRunner {
   /// Throws ConfigError if the config cannot be run.
   std::function<void(const Json& config)> check;
@@ -79,7 +79,7 @@ Sweep shard_of(Sweep, Shard);
 struct SweepOptions {
   int threads = 1;
   std::string version{};  ///< of moesim, noted in the store
-  /// Whether a sweep of which no point can be run is refused; a shard may be so by chance.
+  /// True if a sweep of which no point can be run is refused; a shard may be so by chance.
   bool refuse_infeasible = true;
   /// Called, by one thread at a time, before the first point is run and whenever one is finished:
   /// (finished, to run this time).
@@ -102,28 +102,28 @@ struct SweepOutcome {
 /// Runs the points that the store does not have as done, and records each as it finishes. All are
 /// checked before the first is run: one that cannot be run is recorded as infeasible. Throws
 /// ConfigError, with the store untouched, if no point of the sweep can be run (the first one's
-/// error, see SweepOptions) or the store is not this sweep's (see Store).
+/// error, see SweepOptions). Throws it, too, if the store is not this sweep's (see Store).
 SweepOutcome run_sweep(const Sweep&, const std::filesystem::path& store, const PointRunner&,
                        const SweepOptions&);
 
 /// Merges stores of one sweep, such as those of its shards, into `output`, which may be there
 /// already and may be among them. The rows are taken in turn, so that all shards, in order, give
-/// the order of the sweep. Of the same point in two stores a done one replaces one that is not;
+/// the order of the sweep. If two stores have the same point, a done one replaces one that is not;
 /// merging again changes nothing. Throws ConfigError, with `output` untouched, if a file is no
-/// store of this schema, the stores are not of one sweep, or two stores contradict each other: a
-/// point with two configs or two reports.
+/// store of this schema, or the stores are not of one sweep. Throws it if two stores contradict
+/// each other: a point with two configs or two reports.
 void merge_stores(const std::vector<std::filesystem::path>& stores,
                   const std::filesystem::path& output);
 
 /// Reads what sweep_text() shows.
 StoredSweep read_for_text(const Store&);
 
-/// Where a report says whether its rates are those of a steady state: "stable", or why not.
+/// Place where a report says if its rates are those of a steady state: "stable", or why not.
 inline constexpr const char* state_pointer = "/measurement/state";
-/// What a terminal shows of a finished sweep: a row per done point, then the others and why.
+/// Text that a terminal shows of a finished sweep: a row per done point, then the others and why.
 std::string sweep_text(const StoredSweep&);
 
-/// What trust_line_over() says of all that is done in a store that was read with trust_pointers.
+/// Returns trust_line_over() of all that is done in a store that was read with trust_pointers.
 std::string trust_line(const StoredSweep&);
 
 }  // namespace moesim

@@ -147,8 +147,8 @@ class Search {
     std::erase_if(points, [&](TunePoint point) { return !tried(point)->meets; });
   }
 
-  // Of challengers that met what was the best load before, now that one of them bears more. Where
-  // runners-up are wanted, what each bears is worth knowing.
+  // Leaves challengers that met what was the best load before, now that one of them sustains more.
+  // Where runners-up are wanted, what each sustains is worth knowing.
   void leave_those_with_a_chance(std::vector<TunePoint>& challengers) {
     std::erase_if(challengers,
                   [&](TunePoint point) { return bound(point.place) <= best_goodput(); });
@@ -199,7 +199,7 @@ class Search {
   }
 
   // Finds it between a load that meets the SLO, or is known to be too light to matter, and one that
-  // misses it: loads a third and two thirds of the way are asked for.
+  // misses it. Asks for loads a third and two thirds of the way.
   void narrow(std::size_t place, int met, int missed) {
     while (missed - met > 1) {
       const int low = met + std::max(1, (missed - met) / 3);
@@ -246,7 +246,7 @@ class Search {
     }
     if (best_) challenge_all();
     if (!trials_.empty()) return;
-    // By their bounds none has a chance: what the nearest give is worth knowing.
+    // No place has a chance by its bound: what the nearest give is worth knowing.
     std::vector<TunePoint> points;
     for (const std::size_t place : places_) {
       if (points.size() < hopeful) points.push_back({place, 0});
@@ -318,7 +318,7 @@ class Search {
   // least where they were challenged. At less than half the best they are not worth ranking.
   void find_runners_up() {
     if (!best_ || problem_.runners_up == 0) return;
-    // What missed a load far above what it bears says little: a lighter one tells more of them
+    // Misses at a load far above what a place sustains say little: a lighter one tells more of them
     // apart.
     constexpr double near_best = .8;
     const int near = problem_.ladder.above(near_best * best_goodput()) - 1;

@@ -31,7 +31,7 @@ struct TuneOptions {
   SessionOptions session_limits;
 };
 
-// Of a point: requests/s, or how many sessions are alive.
+// Load of a point: requests/s, or how many sessions are alive.
 double load_of(const SweepPoint& point, const Sweep& sweep, const std::string& pointer) {
   const Json* load = find_value(point.config, pointer);
   const ConfigNode node(load == nullptr ? Json() : *load, sweep.base_file, pointer);
@@ -85,7 +85,7 @@ Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
   return grid;
 }
 
-// What the places differ in, for tables.
+// Axes in which the places differ, for tables.
 std::vector<Axis> varied_axes(const Sweep& sweep, const std::vector<Json>& places,
                               const std::string& load_pointer) {
   std::vector<Axis> axes = axes_of(sweep.document);

@@ -16,7 +16,7 @@ namespace moesim {
 
 namespace {
 
-/// One decode step of a point: how long, and tokens per second and GPU.
+/// A decode step of a point: how long, and tokens per second and GPU.
 struct PricedStep {
   const Json* config = nullptr;
   ParallelPlan parallel{};

@@ -9,7 +9,7 @@ namespace moesim {
 // Kinds of measure() (tools/lab/reproduce/reproduction.hpp) with a file of their own. Each reads
 // its object and throws ConfigError; traces of one library are made once.
 
-/// One decode step of each point of a sweep, and frontiers of throughput over step time among them.
+/// Measures a decode step of each point of a sweep, and frontiers of throughput over step time.
 Json measure_frontier(const ConfigNode&, TraceLibrary&);
 /// Routers in the EP-barrier article's world.
 Json measure_article(const ConfigNode&, TraceLibrary&);

@@ -35,7 +35,7 @@ double free_ms(const RegimeRow& row) {
   return mean_of(row.by_global_counts() ? row.free_ms : row.ms);
 }
 
-// Of a step that takes `ms` beside one of the reference's.
+// JSON of a step that takes `ms`, next to one of the reference's.
 Json step_json(const RegimeRow& row, double ms, double reference_ms) {
   return {{"us", 1e3 * ms},
           {"change", 100 * (ms / reference_ms - 1)},
@@ -47,7 +47,7 @@ Json step_json(const RegimeRow& row, double ms, double reference_ms) {
 Json measure_regimes(const ConfigNode& node, TraceLibrary& traces) {
   const RegimeStudy study = read_regime_study(node);
   const std::vector<RegimeRow> rows = regime_rows(study, price_all(study, traces));
-  // By case, constants and batch: the least of each policy, behind each exchange and behind any.
+  // Least row of each policy, behind each exchange and behind any, by case, constants and batch.
   using Cell = std::map<std::string, std::map<std::string, const RegimeRow*>>;
   std::map<std::vector<std::string>, Cell> cells;
   for (const RegimeRow& row : rows) {

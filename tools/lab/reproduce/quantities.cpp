@@ -499,7 +499,7 @@ Json measure_timing(const ConfigNode& node, TraceLibrary& traces) {
   });
 }
 
-/// What a file of configs/reproduce/workloads sets. Every number in it says where it is from.
+/// Settings of a file of configs/reproduce/workloads. Every number in it says where it is from.
 Json read_workload(const std::filesystem::path& file) {
   return read_object(ConfigNode::from_file(file), [](ConfigReader& r) {
     r.text("dataset");

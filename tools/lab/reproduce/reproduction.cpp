@@ -73,7 +73,7 @@ bool within(const ConfigNode& limits, double value) {
          (ends[1].json().is_null() || value <= ends[1].number());
 }
 
-/// What is simulated of a row: one number, or the largest difference of several from what was
+/// Simulated value of a row: one number, or the largest difference of several from what was
 /// published of each. Where that was only "below 0", what is above 0 is the difference.
 struct Simulated {
   double value = 0;
@@ -231,7 +231,7 @@ bool replace_cluster(const Json& sweep, const std::filesystem::path& file, Json&
   return true;
 }
 
-/// What is measured, on other clusters; nothing where none is named.
+/// Returns what is measured, on other clusters; nothing where none is named.
 std::optional<ConfigNode> on_clusters(const ConfigNode& measured, const Paths& clusters) {
   Json json = measured.json();
   const std::filesystem::path& file = measured.file();
@@ -265,8 +265,8 @@ Answers on_data_sheet(const ConfigNode& measured, Answers answers, const Paths& 
   return answers;
 }
 
-// Of a paper: its numbers by the worst outcome of their rows, rows that are counted apart, claims
-// of moesim's own by verdict.
+// Counts of a paper: its numbers by the worst outcome of their rows, rows that are counted apart,
+// claims of moesim's own by verdict.
 struct Counts {
   std::map<std::string, Standing> numbers;
   std::array<int, standing_names.size()> apart{};

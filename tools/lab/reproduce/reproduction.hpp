@@ -14,8 +14,8 @@
 
 namespace moesim {
 
-/// What became of a published number. The first three in that order: each is worse than the one
-/// before. Nothing was published for a row that stands beside the others to explain them.
+/// Verdict on a published number. The first three in that order: each is worse than the one before.
+/// Nothing was published for a row that only explains others.
 enum class Verdict { within_band, sign_only, not_reproduced, not_published };
 inline constexpr std::array<std::string_view, 4> verdict_names{"within band", "sign only",
                                                                "not reproduced", "not published"};
@@ -40,13 +40,13 @@ enum class BandKind {
 inline constexpr std::array<std::string_view, 6> band_kind_names{"two-sided", "exact", "no change",
                                                                  "one-sided", "ours",  "none"};
 
-/// What a row's number would be with one of its inputs changed.
+/// Value of a row's number with one of its inputs changed.
 struct Cause {
   std::string input;
   double simulated = 0;
 };
 
-/// One published number and what the simulator says instead.
+/// A published number and what the simulator says instead.
 struct ReproducedRow {
   std::string what;
   std::string published;  ///< as the source puts it
@@ -54,7 +54,7 @@ struct ReproducedRow {
   std::string apart{};    ///< why the row is not counted among its paper's; else empty
   std::string unit;       ///< of `simulated`, with the space before it; may be empty
   double simulated = 0;
-  /// What was simulated for each of the published numbers, where there are several: `simulated` is
+  /// Simulated values of each of the published numbers, where there are several: `simulated` is
   /// then the largest difference between the two.
   std::vector<double> each{};
   Verdict verdict = Verdict::within_band;
@@ -70,7 +70,7 @@ struct ReproducedRow {
   std::vector<Cause> causes;  ///< by input
 };
 
-/// One figure or table of a publication.
+/// A figure or table of a publication.
 struct Reproduction {
   std::string name;   ///< of the file
   std::string paper;  ///< short name of the publication, or "moesim"
@@ -98,8 +98,8 @@ struct Reproduction {
 /// explained steps and frontiers on the named clusters are computed again on those given for them.
 /// "ours" marks a claim that the source does not make. Rows of one "number" of a paper count once,
 /// rows with a text "apart" by themselves. An expression is a number, "name:/pointer"
-/// into what was measured, or one operation on a list of expressions: sum, difference, product,
-/// ratio, change (a over b, in percent), min, max. Throws ConfigError.
+/// into what was measured, or an operation on a list of expressions. Operations: sum, difference,
+/// product, ratio, change (a over b, in percent), min, max. Throws ConfigError.
 Reproduction reproduce(const ConfigNode& file);
 
 /// Standing of a row; none where nothing was published. A band that holds no change is met by doing
@@ -109,8 +109,8 @@ std::optional<Standing> standing_of(const ReproducedRow&);
 /// percent, else in percent of the middle; empty for a band with one end, or of one number.
 std::string place_in_band(const ReproducedRow&);
 /// Returns rows of figures as CSV with a heading. Columns: the figure's name, what is published and
-/// simulated, the verdict, the kind of band, where in the band, the value on a data-sheet roofline,
-/// why, which number it is and what it counts as.
+/// simulated, the verdict, the kind of band, where in the band. Then the value on a data-sheet
+/// roofline, why, which number it is and what it counts as.
 std::string results_csv(const std::vector<Reproduction>&);
 /// Markdown of how published numbers came out, and claims of moesim's own ("ours") apart; then a
 /// table by paper.

@@ -15,7 +15,7 @@ namespace moesim {
 /// routers are compared on paper. KV blocks never run out.
 class RouterTestbed {
  public:
-  /// One with an output of 0 never ends.
+  /// A job; with an output of 0 it never ends.
   struct Job {
     std::int32_t prompt = 0, output = 0, generated = 0;
   };
@@ -67,7 +67,7 @@ class RouterTestbed {
     return before - pending_.size();
   }
 
-  /// One decode step; how many tokens it generated.
+  /// Makes a decode step; returns how many tokens it generated.
   std::int64_t step() {
     std::int64_t tokens = 0;
     for (std::size_t g = 0; g < on_.size(); ++g) {
@@ -125,7 +125,7 @@ class RouterTestbed {
   std::vector<std::vector<RankRequest>> shown_;
 };
 
-/// What the simulator of BF-IO's paper gives [BF-IO]: 16 workers of 72 slots, 64 requests on show,
+/// Results of the simulator of BF-IO's paper [BF-IO]: 16 workers of 72 slots, 64 requests on show,
 /// step = C + t_length max L before the step, cut at the last assignment.
 struct BfIoResult {
   double throughput = 0;  ///< tokens/s
@@ -141,9 +141,9 @@ BfIoResult bfio_testbed(RequestRouter& router, const std::filesystem::path& requ
 std::unique_ptr<RequestRouter> bfio_fcfs();
 std::unique_ptr<RequestRouter> bfio_round_robin();
 
-/// The world of [barrier-tax], rebuilt from its text: lognormal
-/// lengths, Poisson arrivals at 70 % of the slots, routed as they arrive, first come, first served
-/// on a rank; step = two_term_step(1, b, L).
+/// World of [barrier-tax], rebuilt from its text: lognormal lengths, Poisson arrivals at 70 % of
+/// the slots. Jobs are routed as they arrive, first come, first served on a rank; step =
+/// two_term_step(1, b, L).
 struct ArticleWorld {
   int ranks = 8;
   std::int64_t slots = 64;

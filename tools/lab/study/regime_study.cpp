@@ -110,7 +110,7 @@ Json point_config(const RegimeStudy& study, const RegimePlace& place, double rep
 // Steps of one size, by sample.
 struct PricedSteps {
   Json ms = Json::array(), activated = Json::array(), read_mb = Json::array();
-  /// Of policies by global counts: if deciding takes no time, the published one, a fast kernel's.
+  /// Times of policies by global counts: deciding is free, as published, a fast kernel's.
   Json free_ms = Json::array(), published_ms = Json::array(), fast_ms = Json::array();
 };
 

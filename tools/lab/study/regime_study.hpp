@@ -56,7 +56,7 @@ struct RegimePlace {
 /// Calls with (place, point) of each case, constants, policy, ratio and exchange, in this order.
 void for_each_regime(const RegimeStudy&,
                      const std::function<void(const RegimePlace&, const SweepPoint&)>&);
-/// What a sweep makes of it: the points in this order, each once.
+/// Sweep of the study: the points in this order, each once.
 Sweep points_of(const RegimeStudy&);
 /// Throws ConfigError where the first point is wrong: what is wrong with all is said of that one.
 void check_first(const RegimeStudy&, const Sweep&, TraceLibrary&);

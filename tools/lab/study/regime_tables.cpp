@@ -159,7 +159,7 @@ std::string view_text(const RegimeStudy& study, const RegimeVerdict& verdict,
   return fmt::format("{} {:+.1f} to {:+.1f}", fmt::join(winners, ", "), least, most);
 }
 
-// What holds whatever is assumed, and what does not.
+// Text of what holds whatever is assumed, and what does not.
 std::string verdict_text(const RegimeStudy& study, const std::vector<RegimeVerdict>& verdicts) {
   if (study.constants.size() * study.exchanges.size() == 1) return "";
   std::vector<std::string> head{"case", "x"};

@@ -13,8 +13,8 @@ namespace moesim {
 std::string regime_text(const RegimeStudy&, const std::vector<RegimeRow>& rows);
 /// All rows, with each one's gains over the reference and over the fastest METRO.
 std::string regime_csv(const RegimeStudy&, const std::vector<RegimeRow>& rows);
-/// Step time against the reference's over x, a panel per case and constants, a line per policy at
-/// its best ratio and exchange, with gnuplot: .svg, .png or .pdf.
+/// Plots step time against the reference's over x with gnuplot: .svg, .png or .pdf. There is a
+/// panel per case and constants, and a line per policy at its best ratio and exchange.
 void plot_regimes(const RegimeStudy&, const std::vector<RegimeRow>& rows,
                   const std::filesystem::path& file);
 

@@ -27,7 +27,7 @@ std::vector<double> difference(std::vector<double> of, const std::vector<double>
   return of;
 }
 
-// What is priced on the same batches.
+// Key of rows that are priced on the same batches.
 auto batch_of(const RegimeRow& row) { return std::tuple(row.place.of_case, row.kind, row.batch); }
 auto cell_of(const RegimeRow& row) {
   return std::tuple(row.place.of_case, row.place.constants, row.kind, row.batch);
@@ -210,7 +210,7 @@ std::optional<RegimeView> view_of(const RegimeStudy& study, const Rows& rows,
   return view;
 }
 
-// Of one cell: each policy behind its best exchange, then all behind each that all can use.
+// Adds views of one cell: each policy behind its best exchange, and all behind each common one.
 void add_views(const RegimeStudy& study, const Rows& cell, std::vector<RegimeView>& views) {
   const auto add = [&](const Rows& rows, std::optional<std::size_t> exchange) {
     if (const std::optional<RegimeView> view = view_of(study, rows, exchange))

@@ -17,11 +17,11 @@ struct RegimeRow {
   double replication = 1;  ///< as built: whole slots
   int batch = 0;           ///< tokens of the step
   double x = 0;            ///< tokens * k / experts: selections per expert
-  /// By sample: of steps, and of the GPU with the most activated slots; the latter means over MoE
-  /// layers. A cut expert's slot holds a part of the expert, so bytes are what policies share.
+  /// Values by sample, of steps and of the GPU with the most activated slots (means over MoE
+  /// layers). A cut expert's slot holds a part of the expert, so bytes are what policies share.
   std::vector<double> ms, activated, read_mb;
-  /// Of policies that decide by the counts of all GPUs, by sample: the step if deciding takes no
-  /// time, as long as published, as long as a comparable kernel of today. Others: empty.
+  /// Step times by sample of policies that decide by the counts of all GPUs. Deciding takes no
+  /// time, as long as published, or as long as a comparable kernel of today. Others: empty.
   std::vector<double> free_ms{}, published_ms{}, fast_ms{};
   double kv_tokens = 0;  ///< that HBM has room for, all ranks
   bool fits = true;      ///< the batch's own KV does
@@ -40,7 +40,7 @@ struct PairedGain {
 };
 PairedGain paired_gain(const std::vector<double>& of, const std::vector<double>& against);
 
-/// One cell of the map: which policy's step is shortest, each behind its best exchange.
+/// A cell of the map: which policy's step is shortest, each behind its best exchange.
 struct RegimeCell {
   const RegimeRow* fastest = nullptr;
   /// The row with the most KV cache whose step time does not differ from the fastest's by more than
@@ -52,23 +52,23 @@ struct RegimeCell {
 /// A cell per case, constants, kind and batch that has a reference. Points into `rows`.
 std::vector<RegimeCell> regime_map(const RegimeStudy&, const std::vector<RegimeRow>& rows);
 
-/// What a policy may take to decide, and still pay.
+/// Time that a policy may take to decide, and still pay.
 struct BreakEven {
   const RegimeRow* policy = nullptr;  ///< at the ratio and exchange that leave the most time
   const RegimeRow* rival = nullptr;   ///< a row that needs no counts of all GPUs
   /// In the mean, for each MoE layer, and half its 95 % interval; below 0 the policy does not pay
   /// though it decides in no time.
   double us = 0, margin = 0;
-  /// What deciding takes for each MoE layer, as published and by a kernel of today.
+  /// Time of deciding for each MoE layer, as published and by a kernel of today.
   double published_us = 0, fast_us = 0;
-  /// Whether the policy pays: true with either kernel, false with neither, else none. (Published
-  /// times are scaled by the active experts and can be the shorter ones.)
+  /// True if the policy pays with either kernel, false with neither, else unset. (Published times
+  /// are scaled by the active experts and can be the shorter ones.)
   std::optional<bool> pays() const;
-  /// Whether the policy pays with the kernel of today.
+  /// True if the policy pays with the kernel of today.
   bool pays_fast() const { return us - margin > fast_us; }
 };
-/// For each cell, each of two rivals (the reference and the fastest, if that is another row) and
-/// each policy by global counts, in the study's order:
+/// Break-even times for each cell, each of two rivals and each policy by global counts, in the
+/// study's order. Rivals are the reference and the fastest, if that is another row.
 ///   us = (rival's step - policy's step if it decides in no time) / MoE layers, on paired batches.
 /// Rows whose batch does not fit are left out. Points into `rows`.
 std::vector<BreakEven> break_even(const RegimeStudy&, const std::vector<RegimeRow>& rows);
@@ -84,7 +84,7 @@ struct RegimeView {
   /// A family are the policies whose names begin with the same word ("ep 1", "ep 4").
   std::vector<std::string> as_fast;
 };
-/// What a case says of one batch, whatever is assumed.
+/// Verdict of a case on one batch, whatever is assumed.
 struct RegimeVerdict {
   std::vector<RegimeView> views;
   /// The family that is as fast as the fastest in every view; of several the reference's, then the

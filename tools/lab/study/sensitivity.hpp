@@ -19,14 +19,14 @@ struct PriceConstant {
   std::function<void(Deployment&, double factor)> scale;
 };
 
-/// Every constant that the prices of some experiments may use, in this order: times that tables
-/// guess between their points or from a sibling GPU (a table's go together), constants of kernels
-/// and links, the network, charges, the API server. Times at measured points are not among them. A
-/// constant that no experiment uses is there too, and changes nothing. A name is there once, with
-/// the basis of the first experiment that has it.
+/// Constants that the prices of some experiments may use, in this order. First are times that
+/// tables guess between their points or from a sibling GPU (a table's go together). Then come
+/// constants of kernels and links, the network, charges, the API server. Times at measured points
+/// are left out. A constant that no experiment uses is there too, and changes nothing. A name is
+/// there once, with the basis of the first experiment that has it.
 std::vector<PriceConstant> price_constants(const std::vector<Experiment>&);
 
-/// What becomes of some deployments if one constant is wrong.
+/// Effect on some deployments if one constant is wrong.
 struct SensitivityRow {
   std::string name, basis;
   std::vector<double> less, more;  ///< the metric of each deployment: a smaller, a larger constant
@@ -48,7 +48,7 @@ struct Sensitivity {
   /// The lead of the deployment that is best as it is over the best of the others, as a share;
   /// negative where another one is ahead. With one deployment: the change of its metric.
   double lead(const std::vector<double>& values) const;
-  /// Whether another deployment is ahead under either value of a constant.
+  /// True if another deployment is ahead under either value of a constant.
   bool turns(const SensitivityRow&) const;
 };
 

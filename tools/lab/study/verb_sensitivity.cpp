@@ -31,7 +31,7 @@ struct Named {
   ConfigNode config;
 };
 
-// What tells the points of a sweep apart: "replication=1.5, decode=metro".
+// Name that tells the points of a sweep apart: "replication=1.5, decode=metro".
 std::string point_name(const std::vector<Axis>& axes, const std::vector<SweepPoint>& points,
                        const Json& config) {
   std::string text;

@@ -172,7 +172,7 @@ GpuSpec fitted(const Family& family, std::span<const Unknown> unknowns, Make mak
 
 GpuSpec fit_kernel(const Family& family, const Kernel& kernel) {
   const std::set<Precision> precisions = family.precisions();
-  // Loads and arithmetic that did not overlap at all would hide an expert's padding in f; kernels
+  // Loads and arithmetic that did not overlap at all would hide an expert's padding in f. Kernels
   // are pipelined, so that far down the bound does not go.
   std::vector<Unknown> unknowns{{10, 0.5, 100}, {0.8, 0.3, 0.98}, {2, 1.5, 16}};
   for (std::size_t i = 0; i < precisions.size(); ++i) unknowns.push_back({0.5, 0.05, 0.98});

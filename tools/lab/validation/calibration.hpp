@@ -12,7 +12,7 @@
 
 namespace moesim {
 
-/// One unknown of a fit, positive; bounds are inclusive.
+/// An unknown of a fit, positive; bounds are inclusive.
 struct Unknown {
   double start, min, max;
 };
@@ -33,8 +33,8 @@ struct FittedConstants {
 };
 
 /// Fits the constants of every kernel of `gpu` that `points` measured on a GPU of this file name,
-/// at least four times, and writes them into `gpu` with the number of points, the median error and
-/// the range. Residuals are log(predicted / measured). Kernels without points stay as they are.
+/// at least four times. Writes them into `gpu` with the number of points, the median error and the
+/// range. Residuals are log(predicted / measured). Kernels without points stay as they are.
 std::vector<FittedConstants> calibrate(std::span<const MeasuredPoint> points,
                                        const std::string& gpu_file, const OperationPredictor&,
                                        GpuSpec& gpu, std::string_view source);

@@ -26,7 +26,7 @@ std::string layout_of_experts(const ServingRun& run) {
   return place == std::string::npos ? "cut" : run.layout.substr(place);
 }
 
-// What differs between two runs, as a reader names it.
+// Name of what differs between two runs, as a reader says it.
 std::string thing_of(Difference kind, const ServingRun& run) {
   switch (kind) {
     case Difference::layout: return run.layout;
@@ -43,7 +43,7 @@ std::string work_of(const ServingRun& run) {
   return fmt::format("{}|{}|{}", run.model, run.prompt, run.output);
 }
 
-// What two runs have in common that differ in one thing.
+// Text of what two runs have in common that differ in one thing.
 std::string common_of(Difference kind, const ServingRun& run) {
   std::string key = work_of(run);
   for (const Difference other : {Difference::layout, Difference::gpu, Difference::engine,
@@ -75,7 +75,7 @@ bool some_held_out(const std::vector<ServingRun>& runs) {
   return std::ranges::any_of(runs, [](const ServingRun& run) { return !run.fitted; });
 }
 
-// Whether no run of `b`'s kind is of a version nearer to that of `a`.
+// True if no run of `b`'s kind is of a version nearer to that of `a`.
 bool nearest_version(const Group& group, const ServingRun& a, const ServingRun& b) {
   const double apart = distance(a.engine.version, b.engine.version);
   return std::ranges::none_of(group, [&](const ServingRun* c) {
@@ -132,8 +132,8 @@ ContrastRatios rule_of(Difference kind, const ServingRun& a, const ServingRun& b
   return {};
 }
 
-// The same of TPOT: what makes more tokens in a second takes less time for each, but for a batch:
-// its steps read the same weights, and are longer by an unknown time.
+// Returns the same for TPOT. More tokens in a second mean less time for each, but for a batch. Its
+// steps read the same weights, and are longer by an unknown time.
 ContrastRatios rule_of_tpot(Difference kind, ContrastRatios rule) {
   if (kind == Difference::batch) return {.rule_sign = rule.rule_sign};
   return {.rule = 1 / rule.rule, .rule_sign = -rule.rule_sign};

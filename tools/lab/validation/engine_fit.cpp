@@ -34,11 +34,11 @@ constexpr std::array<Unknown, 3> of_steps{{{9, 0.1, 60}, {140, 1, 5000}, {20, 0.
 // A kernel that Python launches takes the host some tens of microseconds.
 constexpr std::array<Unknown, 2> of_front{{{50, 0.1, 1000}, {5, 0.1, 100}}};
 
-// First tokens: near the sum of sizes, so that a run that is 10 % off pulls as hard as one that is
+// First tokens are near the sum of sizes. So a run that is 10 % off pulls as hard as one that is
 // hundred times as long because its queue overflowed.
 constexpr double near_sizes = 1e-3;
 
-// What it weighs that constants are not the typical ones.
+// Adds weights of constants that are not the typical ones.
 void add_distances(std::span<const Unknown> typical, std::span<const double> x,
                    std::vector<double>& residuals) {
   constexpr double of_a_factor_of_e = 0.1;
@@ -46,7 +46,7 @@ void add_distances(std::span<const Unknown> typical, std::span<const double> x,
     residuals.push_back(of_a_factor_of_e * std::log(x[i] / typical[i].start));
 }
 
-// What the model of a run is made of, served as the engine's preset says.
+// Counts what the model of a run is made of, served as the engine's preset says.
 void count_work(const MeasuredPoint& point, const std::filesystem::path& root, EngineRun& run) {
   const ConfigNode config =
       with_preset(ConfigNode(deployment_json(point, root, {}).experiment, "validate.json"));

@@ -21,7 +21,7 @@ struct EngineRun {
   bool knows_client = true;          ///< how requests arrive and what lengths they have is written
 };
 
-/// What kernels and links leave of a step's time, and of the time to a first token.
+/// Constants that kernels and links leave of a step's time, and of the time to a first token.
 struct EngineConstants {
   double per_layer_us = 0, per_step_us = 0, per_sequence_us = 0;
   double latency_per_launch_us = 0, admission_steps = 0;
@@ -31,10 +31,10 @@ struct EngineConstants {
 };
 
 /// Robust least squares on log(predicted / measured), every deployment with the same weight. Each
-/// constant is drawn towards what engines typically have: to be a factor of e away from it weighs
-/// as a deployment that is 10 % off, so that runs of one model, which do not tell layers from
-/// steps, give neither 0. What a first token takes longer is fitted on the runs whose client is
-/// known, as queues are the client's doing; on all where none is. Pure.
+/// constant is drawn towards what engines typically have. To be a factor of e away from it weighs
+/// as a deployment that is 10 % off. So runs of one model, which do not tell layers from steps,
+/// give neither 0. The extra time of a first token is fitted on the runs whose client is known, as
+/// queues are the client's; on all where none is. Pure.
 EngineConstants fit_engine(std::span<const EngineRun>);
 
 /// Errors of runs whose GPU and model were left out of the fit, predicted / measured - 1.
@@ -47,8 +47,8 @@ HeldOutErrors held_out_errors(std::span<const EngineRun>);
 /// The constants that a preset has for all runs.
 EngineConstants constants_of(const OrderedJson& preset);
 
-/// The runs of an engine among measured points, simulated with its preset, of which what its
-/// constants add is taken off again: a step's by what it says, the front's by leaving it out.
+/// Simulates the runs of an engine among measured points with its preset. Takes off again what its
+/// constants add: a step's by what it says, the front's by leaving it out.
 std::vector<EngineRun> runs_of_engine(const std::vector<MeasuredPoint>&, const std::string& engine,
                                       const std::filesystem::path& root);
 

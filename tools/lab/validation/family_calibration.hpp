@@ -11,7 +11,7 @@
 
 namespace moesim {
 
-/// One measured call of a kernel, with the kernel whose constants price the call.
+/// A measured call of a kernel, with the kernel whose constants price the call.
 struct FamilyCall : RooflineCall {
   const Kernel* kernel = nullptr;
   double us = 0;  ///< of the fastest kernel, and no less than the data sheet allows
@@ -27,7 +27,7 @@ struct MeasuredGpu {
   std::vector<FamilyCall> calls;
 };
 
-/// What the constants of a GPU make of a call, over what was measured.
+/// Time of a call by the constants of a GPU, over what was measured.
 double ratio_of(const FamilyCall&, const GpuSpec&);
 
 /// Calls of one kind: the name of the kernel, the weights, and whether they are of prefill.
@@ -36,7 +36,7 @@ using CallKind = std::tuple<std::string_view, Precision, bool>;
 using ErrorsByKind = std::map<CallKind, std::vector<double>>;
 ErrorsByKind errors_by_kind(std::span<const FamilyCall>, const GpuSpec&);
 
-/// What errors come to.
+/// Sum of errors.
 struct ErrorSum {
   std::size_t calls = 0;
   double median = 0, p90 = 0;  ///< of |error|

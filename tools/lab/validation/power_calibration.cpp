@@ -156,7 +156,7 @@ double peak_share_of(const Asked& asked, double seconds) {
   return asked.peak > FlopsPerSecond{} ? asked.flops / asked.peak.value() / seconds : 0;
 }
 
-// What the least hundredth of rows draw at most.
+// Draw that the least hundredth of rows have at most.
 double idle_of(std::vector<double> watts) { return nearest_rank(std::move(watts), 0.01); }
 
 }  // namespace

@@ -162,7 +162,7 @@ CalibratedTable::Errors summed_up(std::vector<double> errors) {
   return {errors.size(), quantile(errors, 0.5), quantile(errors, 0.9)};
 }
 
-// Of so many rows at most.
+// Errors of so many rows at most.
 std::vector<double> errors_of(const Predictor& predictor, const std::vector<std::size_t>& rows,
                               std::size_t most) {
   std::vector<double> errors;
@@ -172,7 +172,7 @@ std::vector<double> errors_of(const Predictor& predictor, const std::vector<std:
   return errors;
 }
 
-/// What a line of a table says of all its points, and what of each.
+/// Columns that a line of a table has for all its points, and for each.
 struct Columns {
   std::vector<std::string> plain, point;
 };

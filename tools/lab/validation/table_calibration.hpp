@@ -14,7 +14,7 @@
 
 namespace moesim {
 
-/// What became of one table, and how well points that were left out are predicted.
+/// Outcome of one table, and how well points that were left out are predicted.
 struct CalibratedTable {
   std::string profile;  ///< <engine>-<version>
   const MeasuredTable* table = nullptr;
@@ -41,19 +41,19 @@ struct CalibratedTable {
   Errors carried_over;  ///< every tenth row, from the same engine's on the GPU's sibling
 };
 
-/// Reads the tables of a folder with one folder for each <engine>-<version> and writes their rows
-/// below `profiles` in the same layout, as series in gzip (see read_table), with the loads of
-/// expert tables' busiest ranks, so that reading them draws nothing. errors.csv beside them says
+/// Reads the tables of a folder with one folder for each <engine>-<version>. Writes their rows
+/// below `profiles` in the same layout, as series in gzip (see read_table). Expert tables get the
+/// loads of their busiest ranks, so that reading them draws nothing. Next to them errors.csv says
 /// how well points left out are predicted, see KernelTables::error(). Tables of other names are
 /// left alone, and so are profiles that the folder does not have.
 ///
 /// Left out are rows that are faster than the GPU's peak, or than its HBM where KV caches do not
-/// fit the L2; where they are more than one in twenty of a kind (a precision, caches beyond the
-/// L2), all of that kind, whose times are of something else; where such kinds are most of a table,
-/// all of it. Left out are rows of a kernel that the host's launches bound: a fiftieth of its rows
-/// takes at least eight times what the smallest ones should, and rows of four times the work take
-/// as long. Left out are rows that break a law (TableLaw). left_out.csv beside errors.csv counts
-/// them. Throws ConfigError if there is no table or one is malformed.
+/// fit the L2. A kind (a precision, caches beyond the L2) with more than one such row in twenty is
+/// left out whole: its times are of something else. If such kinds are most of a table, all of it
+/// is. Left out are rows of a kernel that the host's launches bound. A fiftieth of its rows takes
+/// at least eight times what the smallest ones should, and rows of four times the work take as
+/// long. Left out are rows that break a law (TableLaw). A file left_out.csv counts them. Throws
+/// ConfigError if there is no table or one is malformed.
 std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& tables,
                                               const GpuSpec& measured_on,
                                               const std::filesystem::path& profiles);

@@ -35,7 +35,7 @@ struct CalibrateOptions {
 std::string file_text(const OrderedJson& gpu) {
   std::vector<std::string> lines;
   for (const auto& [key, value] : gpu.items()) {
-    // What a GPU draws has constants by class, but for another's, scaled.
+    // Constants of the draw are by class, but for another GPU's, scaled.
     const bool by_line =
         key == "kernels" || key == "collectives" || (key == "power" && value.contains("kernels"));
     if (!by_line) {
@@ -60,7 +60,7 @@ std::string preset_text(const OrderedJson& preset) {
                      fmt::join(settings, ",\n"));
 }
 
-/// What kernels leave of an engine's steps, fitted on runs of many deployments.
+/// Fits what kernels leave of an engine's steps, on runs of many deployments.
 int calibrate_engine(const CalibrateOptions& options) {
   const auto runs = runs_of_engine(read_points(options.serving), options.engine, options.root);
   if (runs.size() < 10)
@@ -112,7 +112,7 @@ std::string seen_from(const std::filesystem::path& folder, const std::filesystem
 /// Measured tables of a GPU beside a copy of its file that names them.
 int calibrate_from_tables(const CalibrateOptions& options) {
   const std::filesystem::path path = gpu_path(options), output = options.output;
-  // What tables the file names so far does not matter.
+  // Tables that the file names so far do not matter.
   Json facts = ConfigNode::from_file(path).json();
   facts.erase("profiles");
   const GpuSpec gpu = read_gpu(ConfigNode(std::move(facts), path));

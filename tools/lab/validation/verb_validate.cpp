@@ -113,7 +113,7 @@ std::string to_csv(const std::vector<ValidatedPoint>& points) {
   return text;
 }
 
-// One experiment with exact and with sampled MoE layers, metric beside metric.
+// An experiment with exact and with sampled MoE layers, metric next to metric.
 struct BothFidelities {
   struct Row {
     std::string metric;
