@@ -280,7 +280,7 @@ void ConfigNode::resolve(Json value) const {
   (*resolved_)[Json::json_pointer(pointer_)] = std::move(value);
 }
 
-// Whether a form of this node is such; true where no table says one.
+// True if a form of this node is such, or where no table says one.
 template <class Predicate>
 bool ConfigNode::is_form(Predicate such) const {
   if (form_ == nullptr) return true;

@@ -107,17 +107,17 @@ class ConfigNode {
 };
 
 /// Reads one JSON object key by key and knows which keys were never read. With a table every key
-/// that is asked for must have a row, whose form its value is held to and whose literal default
-/// stands in for it when it is missing; asking for anything else is a bug (std::logic_error).
-/// Without one (formats that are not an experiment's) the caller says both. Getters throw
-/// ConfigError if the key is missing, of another type or out of range.
+/// that is asked for must have a row. Its value is held to the row's form, and the row's literal
+/// default replaces a missing value; asking for anything else is a bug (std::logic_error). Without
+/// one (formats that are not an experiment's) the caller says both. Getters throw ConfigError if
+/// the key is missing, of another type or out of range.
 class ConfigReader {
  public:
   explicit ConfigReader(ConfigNode node, KeyTable keys = nullptr);
 
   const ConfigNode& node() const { return node_; }
   bool has(std::string_view key) const;
-  /// Whether an optional key is there; it counts as known either way.
+  /// True if an optional key is there; it counts as known either way.
   bool optional(std::string_view key);
   /// The value under a key, marked as read, for the caller to take apart.
   ConfigNode child(std::string_view key);
@@ -133,9 +133,9 @@ class ConfigReader {
   Q quantity(std::string_view key) {
     return child(key).template quantity<Q>();
   }
-  /// One of the names that the key's row gives, by index.
+  /// Index of the name among those that the key's row gives.
   std::size_t choice(std::string_view key) { return child(key).choice(); }
-  /// One of `names`, where there is no table.
+  /// Index of the name among `names`, where there is no table.
   std::size_t choice(std::string_view key, std::span<const std::string_view> names);
 
   std::string text_or(std::string_view key, std::string_view fallback);

@@ -16,9 +16,9 @@ class PolicyChoice {
  public:
   using Table = Registry<Product, Context...>;
 
-  /// What `node` names: "metro" or {"type": "metro", ...options}. Its object may hold keys of the
-  /// table `beside`, which the caller reads. The table's texts outlive this. Throws ConfigError if
-  /// there is no such name.
+  /// Policy that `node` names: "metro" or {"type": "metro", ...options}. Its object may hold keys
+  /// of the table `beside`, which the caller reads. The table's texts outlive this. Throws
+  /// ConfigError if there is no such name.
   PolicyChoice(const Table& table, const ConfigNode& node, KeyTable beside = no_keys)
       : kind_(table.kind()),
         node_(node.as_policy()),
@@ -26,7 +26,7 @@ class PolicyChoice {
         beside_(beside) {}
 
   std::string_view name() const { return entry_.name; }
-  /// Where it stands, for errors about it.
+  /// Node of the choice, for errors about it.
   const ConfigNode& node() const { return node_; }
 
   /// Reads its options, which become part of the resolved config, defaults included. Throws

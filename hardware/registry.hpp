@@ -23,7 +23,7 @@ auto copies_of(Policy policy) {
   return [policy = std::move(policy)] { return std::make_unique<Policy>(policy); };
 }
 
-/// What a row of a table of `Product` constructs: one object of that interface, or the factory.
+/// Product that a row of a table constructs: one object of that interface, or the factory.
 template <class Product>
 struct Made {
   using type = std::unique_ptr<Product>;
@@ -55,7 +55,7 @@ class Registry {
   Registry(std::string_view kind, std::vector<Entry> entries)
       : kind_(kind), entries_(std::move(entries)) {}
 
-  /// One more row, for a program's own policy. Its texts must outlive the registry.
+  /// Adds a row, for a program's own policy. Its texts must outlive the registry.
   void add(Entry entry) { entries_.push_back(entry); }
 
   std::string_view kind() const { return kind_; }
@@ -66,7 +66,7 @@ class Registry {
     return names;
   }
 
-  /// What documentation says of each policy.
+  /// Rows of documentation of each policy.
   std::vector<PolicyRow> rows() const {
     std::vector<PolicyRow> rows;
     for (const Entry& entry : entries_) rows.push_back({entry.name, entry.summary, entry.keys});

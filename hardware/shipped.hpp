@@ -11,12 +11,12 @@
 
 namespace moesim {
 
-/// The folder with hardware/, models/ and configs/ where data files are looked for unless a command
-/// says otherwise: what the environment variable MOESIM_DATA names, else share/moesim beside the
-/// installed program, else the source tree that the program was built from.
+/// Folder with hardware/, models/ and configs/ where data files are looked for unless a command
+/// says otherwise. It is what the environment variable MOESIM_DATA names, else share/moesim next to
+/// the installed program, else the source tree of the build.
 std::filesystem::path data_folder();
 
-/// What comes along as JSON files that may be called by their short names: "h200", "h200x16",
+/// Kinds of JSON files that ship and may be called by their short names: "h200", "h200x16",
 /// "glm_4_5_air".
 enum class Shipped { gpu, cluster, model };
 

@@ -236,7 +236,7 @@ Batches sample_batches(const RoutingTrace& trace, const Usable& usable, int batc
   return {trace, std::move(rows), config.gpus, per_request};
 }
 
-// What one routing did over all cases.
+// Score of one routing over all cases.
 struct Score {
   std::int64_t cases = 0, max_activated = 0, max_tokens = 0, above_optimal = 0, above_even = 0;
   double time = 0;  // of one layer, and of layers in order
@@ -289,7 +289,7 @@ int ranks_of_node(const ReplayConfig& config) {
   return (config.gpus + config.nodes - 1) / config.nodes;
 }
 
-// What limits a layer beside its placement, and what is counted of it.
+// Limits of a layer apart from its placement, and what is counted of it.
 struct Limits {
   std::unique_ptr<CapacityRule> capacity;
   std::unique_ptr<ExpertMemory> memory;  // if the config has one
@@ -311,7 +311,7 @@ Limits read_limits(const ReplayConfig& config, const Policies& policies) {
   return limits;
 }
 
-// What is below HBM is known of standing slots alone.
+// Experts below HBM are known for standing slots alone.
 void require_standing(const Routers& routers, const Limits& limits) {
   if (!limits.caches()) return;
   for (const auto& router : routers) {
@@ -368,7 +368,7 @@ std::int32_t most_with_shared(const SharedExpert& shared, const RoutingProblem& 
   return *std::ranges::max_element(tokens);
 }
 
-// What a router chose beside the load.
+// Adds what a router chose in addition to the load.
 void add_choice(const Limits& limits, const TokenRouter& router, const RoutingProblem& problem,
                 RoutedLayer& routed, const LayerLoad& load, Score& score) {
   score.step_copies += std::ssize(routed.copies());
@@ -465,7 +465,7 @@ double margin_of_resamples(std::span<const double> values) {
   return margin_of_mean(values, sum / count) * std::sqrt(count);
 }
 
-// As many requests as there are, drawn with replacement.
+// Draws as many requests as there are, with replacement.
 Usable resampled(const Usable& usable, std::uint64_t seed, int number) {
   Rng rng(seed, fmt::format("replay/resample/{}", number));
   Usable drawn{{}, {}, usable.described};
@@ -619,7 +619,7 @@ std::vector<std::string> remarks_of(const RoutingTrace& trace, const ReplayConfi
 
 namespace {
 
-// What all placements and routings are scored on.
+// Draws that all placements and routings are scored on.
 struct Draws {
   std::vector<Batches> batches;                 // [config.batches]
   std::vector<std::vector<Batches>> resamples;  // [resamples][config.batches]
@@ -638,7 +638,7 @@ Draws draw_batches(const RoutingTrace& trace, const ReplayConfig& config, const 
   return draws;
 }
 
-// One placement, and what its rows have in common.
+// A placement, and what its rows have in common.
 struct Placed {
   ExpertPlacement experts;
   Routers routers;

@@ -25,16 +25,16 @@ enum class ReplaySample {
 inline constexpr std::array<std::string_view, 3> replay_sample_names{"distinct", "consecutive",
                                                                      "several"};
 
-/// What a placement is fitted on.
+/// Requests that a placement is fitted on.
 enum class ReplayFit {
   self,  ///< the whole trace
   half   ///< fitted_half(); batches are drawn from the other requests alone
 };
 inline constexpr std::array<std::string_view, 2> replay_fit_names{"self", "half"};
 
-/// What policies do to recorded routing, without a clock: every placement x replication x batch
-/// size x routing, on the same batches. Routers that need token rows see a batch spread over the
-/// ranks in order, token i of B on rank i * gpus / B.
+/// Combinations of policies on recorded routing, without a clock: every placement x replication x
+/// batch size x routing, on the same batches. Routers that need token rows see a batch spread over
+/// the ranks in order, token i of B on rank i * gpus / B.
 struct ReplayConfig {
   int gpus = 0;
   std::vector<ConfigNode> placements;  ///< policies of Policies::placement
@@ -61,8 +61,8 @@ struct ReplayConfig {
   std::optional<SharedExpert> shared_expert{};  ///< its tokens are counted too
   bool locality = false;  ///< counts whether selections are served near their tokens
   bool by_gain = false;   ///< more copies in layers where these gain more (place_by_gain())
-  /// Experts cut over so many GPUs each, dividers of `gpus`, as further rows: gpus / cut ranks,
-  /// one copy of each expert, the first placement, the even split.
+  /// Numbers of GPUs over which experts are cut, dividers of `gpus`, as further rows. These have
+  /// gpus / cut ranks, one copy of each expert, the first placement, and the even split.
   std::vector<int> cuts{};
   /// Resamples of the requests that batches are drawn from, with replacement; 0: none. What they
   /// say is as wide as another recording of as many requests would make it.
@@ -75,8 +75,8 @@ struct ReplayChange {
   double percent = 0, margin = 0;
 };
 
-/// One combination. A case is one layer of one sampled batch; means are over cases, ratios are
-/// ratios of means.
+/// A combination. A case is one layer of one sampled batch; means are over cases, ratios are ratios
+/// of means.
 struct ReplayRow {
   std::string placement;
   double replication = 1;
@@ -100,8 +100,8 @@ struct ReplayRow {
   double activated_vs_bound = 1;
   double activated_vs_optimal = 1;
   double activated_vs_even = 1;
-  /// Tokens on the fullest GPU over those on the mean one when copies share evenly, as in prefill:
-  /// of all requests that batches may be drawn from, mean over layers. The placement's alone.
+  /// Tokens on the fullest GPU over those on the mean one when copies share evenly, as in prefill.
+  /// Counts all requests that batches may be drawn from, mean over layers. The placement's alone.
   double token_imbalance = 1;
   double dropped = 0;                ///< share of the selections
   std::optional<double> hit_rate{};  ///< of active slots, in HBM when their layer begins
@@ -118,20 +118,20 @@ struct ReplayRow {
   std::vector<double> activated_of_resample{};  ///< max_activated_mean of each resample
 };
 
-/// Rows in the order placement, replication, batch, routing, then those of cut experts, whose
-/// slots, tokens and times are in whole experts: a slice of a half is half a slot. The same
+/// Rows in the order placement, replication, batch, routing, then those of cut experts. Slots,
+/// tokens and times of these are in whole experts: a slice of a half is half a slot. The same
 /// configuration, trace and seed give the same rows on any number of threads. Policies are those
 /// that ship and those that a program adds. Throws ConfigError if a policy is unknown, a placement
-/// has no solution, an id of the trace is none, or it has too few usable requests or tokens for a
-/// batch.
+/// has no solution, or an id of the trace is none. Throws it if the trace has too few usable
+/// requests or tokens for a batch.
 std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&, const Policies& = {});
 
 /// How its placements are taken where that may surprise, a line each.
 std::vector<std::string> remarks_of(const RoutingTrace&, const ReplayConfig&, const Policies& = {});
 
-/// {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow; activated_of_batch
-/// only where it is asked for, step_copies_mean only where some row has it, shares of selections
-/// and tokens with the shared expert only where they are counted.
+/// Writes {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow. On demand it
+/// has activated_of_batch, and step_copies_mean where some row has it. Shares of selections and
+/// tokens with the shared expert are there only where they are counted.
 OrderedJson to_json(const std::vector<ReplayRow>&, bool each_batch = false);
 
 }  // namespace moesim

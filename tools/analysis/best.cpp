@@ -16,8 +16,8 @@ namespace moesim {
 
 namespace {
 
-/// What a choice moves. With every request in decode, tokens/s = sequences / step: the two columns
-/// say whether a value gained by shorter steps or lost by fewer requests.
+/// An aspect that a choice moves. With every request in decode, tokens/s = sequences / step. The
+/// two columns say whether a value gained by shorter steps or lost by fewer requests.
 struct Aspect {
   std::string_view key;
   const Metric* metric;

@@ -8,7 +8,7 @@
 
 namespace moesim {
 
-/// One value of the axis in a group of points that are equal in everything else.
+/// A value of the axis in a group of points that are equal in everything else.
 struct Alternative {
   Json value;                              ///< null where the config leaves it out
   std::vector<const StoredPoint*> points;  ///< done; they differ in the seed alone
@@ -34,15 +34,15 @@ struct BestChoice {
   std::vector<Alternatives> groups;
 };
 
-/// Where in a report stands what tables show beside the metric.
+/// Places in a report of what tables show next to the metric.
 std::vector<std::string> best_pointers();
 
 /// Throws ConfigError if the sweep does not vary `over`, or no finished point has the metric.
 BestChoice best_choice(StoredSweep, std::string over, std::string metric, bool lower_is_better);
 
-/// Tables of at most 100 columns: per group every value of the axis beside what it gains and costs
-/// against the group's first value: throughput, sequences in a decode step, decode step time, KV
-/// cache.
+/// Tables of at most 100 columns, per group. They have every value of the axis and what it gains
+/// and costs against the first value. Columns are throughput, sequences in a decode step, decode
+/// step time, and KV cache.
 std::string best_text(const BestChoice&);
 OrderedJson best_json(const BestChoice&);
 

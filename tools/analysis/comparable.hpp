@@ -8,15 +8,15 @@
 
 namespace moesim {
 
-/// Reads of a sweep what the pointers lead to, without the points whose rates cannot be compared:
-/// runs without a steady state that serve more than is offered, from a queue that drains after the
-/// last arrival. Warns of how many these are. If all points are such, none is left out.
+/// Reads of a sweep what the pointers lead to, without the points whose rates cannot be compared.
+/// These are runs without a steady state that serve more than is offered, from a queue that drains
+/// after the last arrival. Warns of how many these are. If all points are such, none is left out.
 StoredSweep read_comparable(const Store&, std::vector<std::string> pointers);
 
 /// The axis over which points are averaged: runs that differ in nothing else are one point.
 inline constexpr const char* seed_pointer = "/seed";
 
-/// What the points of a store differ in, for who has named nothing of it yet:
+/// Text of what the points of a store differ in, for a caller who has named no part of it yet:
 /// "/token_routing/decode (even, metro), /placement/replication (1, 1.5, 2, ...)".
 std::string axes_text(const Store&);
 

@@ -21,7 +21,7 @@ namespace {
 
 using Settings = std::span<const Setting>;
 
-// What both sides name, and whether by whole values or, where all are texts, by the policy's type.
+// Pointers that both sides name: by whole values or, where all are texts, by the policy's type.
 using ComparedPointers = std::map<std::string, bool>;  // pointer -> whole
 
 ComparedPointers compared_pointers(Settings baseline, Settings candidate) {
@@ -71,7 +71,7 @@ Json everything_else(const StoredPoint& point, const ComparedPointers& pointers)
   return rest;
 }
 
-// What the sweep couples to compared keys.
+// Pointers that the sweep couples to compared keys.
 std::set<std::string> coupled_pointers(const Json& sweep, const ComparedPointers& pointers) {
   std::set<std::string> coupled;
   if (!sweep.contains("couple")) return coupled;
@@ -141,7 +141,7 @@ std::string list(const std::set<std::string>& texts) {
   throw ConfigError(fmt::format("no finished point has {}{}", describe(settings), there));
 }
 
-// Where the first baseline point differs from the candidate most like it.
+// Text of how the first baseline point differs from the candidate most like it.
 std::string differences(const std::vector<Group>& groups) {
   const auto first = std::find_if(groups.begin(), groups.end(),
                                   [](const Group& group) { return !group.baseline.empty(); });

@@ -34,7 +34,7 @@ inline constexpr std::array<ComparedMetric, 9> compared_metrics{{
     {"joules_per_output_token", &metric("joules_per_output_token")},
 }};
 
-/// One condition on a config: "/token_routing/decode=metro".
+/// A condition on a config: "/token_routing/decode=metro".
 struct Setting {
   std::string pointer;  ///< into the config
   Json value;
@@ -68,11 +68,11 @@ struct RatioSummary {
   /// How likely seeds are to be as unequally split into wins and losses where both are equally
   /// likely: two-sided sign test of their means. Ties are left out; 1 without an interval.
   double sign_test = 1;
-  /// Whether the interval holds 1: the difference is no more than seeds make.
+  /// True if the interval holds 1: the difference is no more than seeds make.
   bool within_noise() const { return interval && interval->first <= 1 && interval->second >= 1; }
 };
 
-/// What the seeds of one point say together.
+/// Summary of the seeds of one point.
 struct PointSummary {
   std::vector<Json> settings;  ///< as a pair's, without the seed
   std::array<RatioSummary, compared_metrics.size()> ratios;
@@ -118,7 +118,7 @@ std::string comparison_text(const Comparison&);
 ///  "not_done"}
 OrderedJson comparison_json(const Comparison&);
 
-/// What must not be: "total_token_throughput < 0.98", on the geometric mean of the ratios.
+/// Limit to keep: "total_token_throughput < 0.98", on the geometric mean of the ratios.
 struct Limit {
   std::size_t metric = 0;  ///< of compared_metrics
   bool below = true;       ///< '<', else '>'

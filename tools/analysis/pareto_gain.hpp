@@ -25,8 +25,8 @@ struct Gain {
   double x = 0, step = 1, interpolated = 1;
 };
 
-/// One frontier over another, within the range of x that both cover: from the greater of their
-/// first points to the lesser of their last.
+/// Gain of one frontier over another. It is within the range of x that both cover, from the greater
+/// of their first points to the lesser of their last.
 struct GroupGain {
   std::vector<Json> group;
   double first = 0, last = 0;  ///< the common range; first > last where there is none
@@ -46,7 +46,7 @@ struct ParetoGain {
 ParetoGain pareto_gain(const StoredSweep&, const ParetoAxes&, std::span<const Setting> baseline,
                        std::span<const Setting> candidate, std::span<const double> places);
 
-/// What one frontier has over another; the same of two lists of places.
+/// Gain of one frontier over another; the same of two lists of places.
 GroupGain frontier_gain(const Frontier& baseline, const Frontier& candidate,
                         std::span<const double> places);
 

@@ -37,7 +37,7 @@ const StoredPoint& best_of_all(const BestChoice& choice) {
   return *best->points.front();
 }
 
-// What each value of the axis gains and costs.
+// Prints what each value of the axis gains and costs.
 int run_best(const CompareOptions& options) {
   const Store store = Store::open(options.store);
   std::vector<std::string> pointers = best_pointers();

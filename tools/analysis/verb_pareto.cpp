@@ -22,7 +22,7 @@ struct ParetoOptions {
   std::vector<double> at;
 };
 
-// What is compared has frontiers of its own.
+// Axes of compared settings get frontiers of their own.
 void add_compared(ParetoAxes& axes, const std::vector<Setting>& settings) {
   for (const Setting& setting : settings) {
     if (std::find(axes.by.begin(), axes.by.end(), setting.pointer) == axes.by.end())

@@ -19,11 +19,11 @@ namespace moesim {
 
 namespace {
 
-// Chosen on serving_calibrate.csv: with three or five runs of each deployment as anchors (ten
-// draws) TPOT of its other runs is off by 5.7 and 5.2 % in the median; with 1 or 4 by up to 0.1
-// more, with 0.25 by 6.0 and 5.5, without slopes by 6.3 and 6.2 %. Three anchors cannot choose it
-// themselves, as two have no slopes, and five and eight did worse when they did (5.3 and 5.1 %,
-// not 5.2, 4.9).
+// Ridge chosen on serving_calibrate.csv. With three or five runs of each deployment as anchors (ten
+// draws) TPOT of its other runs is off by 5.7 and 5.2 % in the median. With 1 or 4 it is up to 0.1
+// more, with 0.25 it is 6.0 and 5.5, without slopes 6.3 and 6.2 %. Three anchors cannot choose it
+// themselves, as two have no slopes. Five and eight did worse when they did (5.3 and 5.1 %, not
+// 5.2, 4.9).
 constexpr double ridge = 2;
 constexpr int slopes_from = 3;
 
@@ -80,7 +80,7 @@ ServingLoad load_of(const MeasuredPoint& point) {
 
 bool predicted(const ValidatedPoint& p) { return !p.skipped() && p.failure.empty(); }
 
-// One deployment's runs: what is asked for and how the GPUs share it, without the figure.
+// Key of one deployment's runs: what is asked for and how the GPUs share it, without the figure.
 std::string run_of(const MeasuredPoint& p) {
   return fmt::format("{} {} {} {} {} {} {}", p.tp, p.ep, p.dp, p.concurrency, p.prompt, p.output,
                      p.notes);

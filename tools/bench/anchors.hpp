@@ -17,9 +17,9 @@ struct AnchorRun {
   double measured = 0, predicted = 0;
 };
 
-/// Fits log(measured / predicted) by its mean and, from three runs on, by slopes in the logarithms
-/// of concurrency, prompt and output: ridge regression of strength 2, which runs of other
-/// deployments chose. No runs give no correction. Pure.
+/// Fits log(measured / predicted) by its mean. From three runs on it also has slopes in the
+/// logarithms of concurrency, prompt and output. They come by ridge regression of strength 2, which
+/// runs of other deployments chose. No runs give no correction. Pure.
 AnchorFit fit_anchor(std::span<const AnchorRun>);
 
 /// The corrections of every deployment (model, GPU, engine with version, precision) of these

@@ -141,9 +141,9 @@ struct Stretched {
   BenchClient client{};
 };
 
-// The run with the TPOT that was measured. TPOT grows with the factor on step times: as much in a
-// closed loop, and more in an open one, where longer steps mean more requests in flight. So the
-// factor is searched: regula falsi (Illinois) in logarithms. It is 1 where nothing is amiss.
+// Finds the run with the TPOT that was measured. TPOT grows as much as the factor on step times in
+// a closed loop. In an open one it grows more: longer steps mean more requests in flight. So the
+// factor is searched: regula falsi (Illinois) in logarithms. It is 1 where predictions are right.
 Stretched stretched_to(const BenchRun& measured, Experiment experiment) {
   constexpr double same = 1e-6, near = 3e-4;
   constexpr int most_runs = 14;

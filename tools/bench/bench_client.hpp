@@ -57,8 +57,8 @@ BenchComparison compare_with_bench(const BenchRun&, const ConfigNode& experiment
 /// The anchor of a deployment that corrects nothing yet.
 Anchor unfitted_anchor(const Experiment&);
 
-/// What measured runs of one deployment say of its predictions: the factor on step times with which
-/// the simulation of each gives the TPOT that was measured, and what TTFT then lacks. Errors are of
+/// Anchor of measured runs of one deployment. It has the factor on step times with which the
+/// simulation of each gives the TPOT that was measured, and what TTFT then lacks. Errors are of
 /// each run, simulated with the corrections of the others. Throws ConfigError.
 Anchor anchor_of_bench(const std::vector<BenchRun>&, const ConfigNode& experiment, TraceLibrary&);
 

@@ -124,7 +124,7 @@ const Json* phases_in(const Json& json) {
   return nullptr;
 }
 
-// What sent the load that was measured: AIPerf's phase, or the options of older ones.
+// Sender of the load that was measured: AIPerf's phase, or the options of older ones.
 Json measured_phase(const std::string& where, const Json& result) {
   const auto config = result.find("input_config");
   if (config == result.end() || !config->is_object()) return Json::object();
@@ -466,7 +466,7 @@ void add_runs_of(const std::string& where, const Json& json, std::string_view te
            "SGLang's bench_serving, genai-perf and AIPerf are read");
 }
 
-// Whether the first of several lines is an object by itself: a result was appended to others.
+// True if the first of several lines is an object by itself: a result was appended to others.
 bool is_lines(std::string_view text) {
   bool whole = false;
   std::size_t lines = 0;

@@ -12,7 +12,7 @@ std::string_view why_impossible(const MeasuredPoint& point, const MoeModel& mode
                                 const GpuSpec& gpu, double bytes_per_weight) {
   if (point.gpus < 1) return {};
   const double active = count_parameters(model).active;
-  // Of a prompt's tokens only the last one needs the LM head.
+  // The LM head is needed for the last one of a prompt's tokens alone.
   const double flops_of_token = 2 * (active - double(model.vocabulary) * model.hidden);
   double peak = 0;
   for (const auto& [precision, rate] : gpu.dense_peak) peak = std::max(peak, rate.value());

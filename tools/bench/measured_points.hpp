@@ -16,8 +16,8 @@ struct WorkerPlan {
   int tp = 0, dp = 0, ep = 0;
 };
 
-/// One published measurement: a row of a points file, or one of a row's figures. Counts that
-/// the row leaves empty are 0.
+/// A published measurement: a row of a points file, or one of a row's figures. Counts that the row
+/// leaves empty are 0.
 struct MeasuredPoint {
   std::string place;  ///< file and line
   std::string id;
@@ -37,13 +37,13 @@ struct MeasuredPoint {
   WorkerPlan prefill{}, decode{};  ///< disaggregated
 };
 
-/// Reads a CSV file (RFC 4180) with one header line that names at least id, category, gpu, metric
-/// and value; or, of deployments with prefill and decode apart, id, gpu, engine,
-/// decode_num_workers, ttft_ms and tpot_ms, whose rows are two points each. Throws ConfigError
-/// "file:line: ...".
+/// Reads a CSV file (RFC 4180) with one header line that names at least id, category, gpu,
+/// metric and value. Deployments with prefill and decode apart have id, gpu, engine,
+/// decode_num_workers, ttft_ms and tpot_ms, and their rows are two points each. Throws
+/// ConfigError "file:line: ...".
 std::vector<MeasuredPoint> read_points(const std::filesystem::path& file);
 
-/// Whether a text that people wrote holds this part of it.
+/// True if a text that people wrote holds this part of it.
 inline bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }

@@ -21,7 +21,7 @@ struct MlperfTask {
 
 /// The data set of a point of MLPerf; none where it is no such point, or its lengths are unknown.
 std::optional<MlperfTask> mlperf_task(const MeasuredPoint&);
-/// Whether the point is of the Server scenario: Poisson arrivals at the highest rate at which 99 %
+/// True if the point is of the Server scenario: Poisson arrivals at the highest rate at which 99 %
 /// of all requests meet limits of TTFT and TPOT.
 bool is_mlperf_server(const MeasuredPoint&);
 /// A run takes at least so long (loadgen/mlperf.conf, min_duration).

@@ -144,7 +144,7 @@ std::optional<EngineVersion> engine_in(std::string_view text) {
   return std::nullopt;
 }
 
-/// Of a point: what its operation or source names, else no version of an engine that is named.
+/// Version of a point: what its operation or source names, else no version of the named engine.
 EngineVersion timed_engine(const MeasuredPoint& point) {
   for (const std::string& text : {point.operation, point.source, point.notes})
     if (const auto engine = engine_in(text)) return *engine;
@@ -199,8 +199,8 @@ Prediction by_table(const TableTime& measured, const Work& work, FlopsPerSecond 
 
 bool is_masked(const MeasuredPoint& point) { return contains(point.operation, "masked"); }
 
-/// Whether SGLang's Triton kernel is meant: by its name; where none is named, in the precisions
-/// that it multiplies and but for GPUs with nvfp4, where SGLang takes FlashInfer's from 0.5.14 on.
+/// True if SGLang's Triton kernel is meant by name, or in a precision that it multiplies. The
+/// latter does not hold for GPUs with nvfp4, where SGLang takes FlashInfer's from 0.5.14 on.
 bool is_triton(const MeasuredPoint& point, const GpuSpec& gpu) {
   bool other = false;
   for (const std::string& text : {point.operation, point.source, point.notes}) {
@@ -352,8 +352,8 @@ Prediction in_us(const CollectiveCost& cost, int gpus) {
           cost.evidence};
 }
 
-/// Expected bytes when a token travels once per domain (to the GPU of the same index there) and
-/// from there once per GPU, its k experts drawn evenly.
+/// Expected bytes when a token travels once per domain, to the GPU of the same index there. From
+/// there it travels once per GPU, its k experts drawn evenly.
 TrafficMatrix hierarchical_traffic(int gpus, int domain, double tokens, int k, double token_bytes) {
   const double reaches_gpu = 1 - std::pow(1 - 1.0 / gpus, k);
   const double reaches_domain = 1 - std::pow(1 - double(domain) / gpus, k);
@@ -547,7 +547,7 @@ std::optional<Prediction> exchange_table(const MeasuredPoint& point, const GpuSp
                           .sms = normal ? given("sms", 24) : 0};
   const auto measured = gpu.tables->time(ask(call, gpu));
   if (!measured) return std::nullopt;
-  // As Fabric::exchange does.
+  // Chooses as Fabric::exchange does.
   const Kernel& kernel = *kernel_timed_by(point.category, point.operation);
   if (measured->evidence == Evidence::carried_over && gpu.collective(kernel).calibration)
     return std::nullopt;
@@ -650,7 +650,7 @@ Predicted OperationPredictor::token_exchange(const MeasuredPoint& point, const G
                                   .experts = experts}),
                  gpus);
   }
-  // What DeepEP's tables do not hold are other kernels, which keep their constants.
+  // Kernels that DeepEP's tables do not hold are other ones, which keep their constants.
   GpuSpec untabled = gpu;
   untabled.tables = nullptr;
   const ClusterSpec cluster = cluster_of(point, untabled, network);

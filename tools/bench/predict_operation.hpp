@@ -11,7 +11,7 @@
 
 namespace moesim {
 
-/// What the simulator answers for a measured point, in the point's unit.
+/// Answer of the simulator for a measured point, in the point's unit.
 struct Prediction {
   double value = 0;
   std::string breakdown;      ///< what it is made of and what bound it

@@ -45,19 +45,19 @@ MeasuredPoint with_published_lengths(MeasuredPoint point) {
 
 int at_least_one(double tokens) { return std::max(1, static_cast<int>(tokens)); }
 
-/// Waves of requests that are simulated of a run: all of a short one; of a long one the first,
-/// which finds the engine empty, the last, and one between for all those between.
+/// Waves of requests that are simulated of a run: all of a short one. Of a long one it is the
+/// first, which finds the engine empty, the last, and one between for all those between.
 int simulated_waves(const MeasuredPoint& point, int waves) {
   constexpr double requests_enough = 32;
   const double wanted = std::max(3.0, std::ceil(requests_enough / point.concurrency));
   return std::min(waves, static_cast<int>(wanted));
 }
 
-/// Clients whose requests are all of one length get out of step as prompts and outputs share steps,
-/// but for groups whose prompts were computed in the same steps. Measured first tokens grow with
-/// the root of what is in flight: of 455 such runs of TensorRT-LLM in serving_calibrate.csv they
-/// are 29, 24, 20 and 22 % off in groups of .5, .7, 1 and 1.4 times the root (22 % in fours),
-/// TPOT 5.2, 5.3, 5.9 and 6.6 %.
+/// Clients whose requests are all of one length get out of step as prompts and outputs share steps.
+/// Groups whose prompts were computed in the same steps do not. Measured first tokens grow with the
+/// root of what is in flight. Of 455 such runs of TensorRT-LLM in serving_calibrate.csv they are
+/// 29, 24, 20 and 22 % off in groups of .5, .7, 1 and 1.4 times the root. In fours it is 22 %. TPOT
+/// is 5.2, 5.3, 5.9 and 6.6 % off.
 int clients_in_step(int concurrency) {
   return static_cast<int>(std::lround(std::sqrt(concurrency)));
 }
@@ -88,7 +88,7 @@ Json fixed_workload(const MeasuredPoint& point, int concurrency, int requests) {
           {"requests", requests}};
 }
 
-/// What the client saw.
+/// Latencies that the client saw.
 struct Latencies {
   double ttft_ms = 0, tpot_ms = 0;
   double output_rate = 0;  ///< tokens per second, in the waves between
@@ -96,7 +96,7 @@ struct Latencies {
 
 /// Means over a run of `waves` waves, of which fewer were simulated: those between the first and
 /// the last stand for more. The first, which finds the engine empty, counts for clients that begin
-/// to measure with it; others measure long after, when requests of one length have got out of step.
+/// to measure with it. Others measure long after, when requests of one length have got out of step.
 Latencies mean_latencies(std::span<const RequestRecord> requests, std::size_t concurrency,
                          const ServingClient& client) {
   const int waves = client.waves;
@@ -131,7 +131,7 @@ int draws_of(const Json& config, std::size_t concurrency) {
   return chance && concurrency <= few ? draws : 1;
 }
 
-/// One step: every rank decodes `sequences` at `context` and computes `prompt_tokens` of prompts.
+/// A step: every rank decodes `sequences` at `context` and computes `prompt_tokens` of prompts.
 struct SteadyStep {
   int sequences = 0;
   double context = 0;
@@ -171,7 +171,7 @@ double step_seconds(const Deployment& e, const SteadyStep& step) {
   return cost.total.count();
 }
 
-/// What a rate is of: a node of 8 GPUs, the whole deployment, or one GPU.
+/// Unit of a rate: a node of 8 GPUs, the whole deployment, or one GPU.
 struct RateOf {
   std::string_view what;
   double gpus;
@@ -253,7 +253,7 @@ struct ServingPredictor::Runs {
     return {tokens / seconds / gpus_of(e), seconds};
   }
 
-  /// What clients of a run see, simulated for the first point that asks.
+  /// Latencies that clients of a run see, simulated for the first point that asks.
   Latencies of(const Json& config, const ServingClient& client) {
     const std::string key = config.dump();
     std::shared_ptr<std::once_flag> flag;
@@ -328,9 +328,9 @@ std::string_view ServingPredictor::why_impossible(const MeasuredPoint& point,
       bytes_of_weight(*checkpoint_of(point)));
 }
 
-/// One replica with its share of the data set, several times where that takes less than the rules
-/// ask for. A longer run is faster, as its end is a smaller part, so that one more try is not
-/// always enough.
+/// Predicts one replica with its share of the data set, several times where that takes less than
+/// the rules ask for. A longer run is faster, as its end is a smaller part, so that one more try is
+/// not always enough.
 Predicted ServingPredictor::mlperf(const MeasuredPoint& point, Json config) {
   if (is_mlperf_server(point))
     return Skipped{"how long the run took is not stated, and its end decides the rate"};

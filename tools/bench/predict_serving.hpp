@@ -11,7 +11,7 @@ namespace moesim {
 /// Predicts points of whole deployments, categories e2e and prefill. Online runs are simulated,
 /// request by request, and so are runs of trtllm-bench, whose requests all wait as they begin.
 /// Other runs at the greatest throughput, without a stated concurrency, are priced in their steady
-/// state: every step holds the same sequences and its share of prompts; the best over powers of two
+/// state. Every step holds the same sequences and its share of prompts; the best over powers of two
 /// that fit the KV cache. Thread-safe; equal runs are simulated once.
 class ServingPredictor {
  public:

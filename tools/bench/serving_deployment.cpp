@@ -42,7 +42,7 @@ std::string within_product(const ServingEngine& engine, const std::string& versi
   return version;
 }
 
-/// Whether a model's gating is balanced by a bias (sigmoid scores) or, of Qwen3.5, not published.
+/// True if a model's gating is balanced by a bias (sigmoid scores) or, of Qwen3.5, not published.
 bool is_balanced(const MeasuredPoint& point) {
   constexpr std::array names{"DeepSeek", "MiniMax", "Kimi", "GLM", "Qwen3.5", "Qwen3-Next"};
   return std::ranges::any_of(names, [&](auto name) { return point.model.starts_with(name); });
@@ -73,8 +73,8 @@ bool is_wide_ep(const MeasuredPoint& point) {
 // A rack's NVLink joins all its GPUs, another machine's those of a node.
 bool is_rack(const MeasuredPoint& point) { return point.gpu.starts_with("GB"); }
 
-// Tokens of a rank that its exchange buffers have room for: those of a micro-batch of prefill; all
-// that decode, or what vLLM sends at a time (VLLM_MOE_DP_CHUNK_SIZE) where a row does not say.
+// Tokens of a rank that its exchange buffers have room for: those of a micro-batch of prefill. In
+// decode all, or what vLLM sends at a time (VLLM_MOE_DP_CHUNK_SIZE) where a row does not say.
 int buffered_tokens(const MeasuredPoint& point) {
   constexpr int chunk = 256;
   if (point.category != "prefill") return point.batch > 0 ? static_cast<int>(point.batch) : chunk;
@@ -129,8 +129,8 @@ WorkerPlan as_launched(WorkerPlan plan) {
 int expert_ranks(const WorkerPlan& plan) { return plan.dp > 1 ? plan.tp * plan.dp : plan.ep; }
 
 // DeepSeek-R1 in TensorRT-LLM prefills long prompts with tensor-parallel attention on Hopper and
-// short ones with attention DP, whatever the row says: both labels stand for one run there
-// (ishandhanani/srt-slurm@4893f83, recipes/trtllm/h200). vLLM's Kimi-K2.5 prefills with attention
+// short ones with attention DP, whatever the row says. Both labels mean one run there
+// (ishandhanani/srt-slurm@4893f83, recipes/trtllm/h200). Kimi-K2.5 of vLLM prefills with attention
 // DP, and decodes so in workers of more than a tray (NVIDIA/srt-slurm@fd250ac, recipes/vllm/
 // kimi-k2.5).
 bool has_attention_dp(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes) {
@@ -158,12 +158,12 @@ bool uses_deepep(const MeasuredPoint& point) {
   return engine_of(point).name == "sglang" && largest_worker(point) > gpus_of_node;
 }
 
-// Seats of a rank that decodes: TensorRT-LLM's scripts give it max_batch_size, a power of two or
-// 768, and keep more requests in flight, which wait. In fp8 up to twice as many; in fp4 an eighth
-// more, and other loads are those of one script with 32 seats (recipes/trtllm of the same:
-// ctx1_gen4_tep8_batch8_eplb0_mtp0_36, ctx1_gen4_tep8_batch4_eplb0_mtp0_24,
+// Seats of a rank that decodes. TensorRT-LLM's scripts give it max_batch_size, a power of two or
+// 768, and keep more requests in flight, which wait. In fp8 there are up to twice as many, in fp4
+// an eighth more, and other loads are those of one script with 32 seats. (recipes/trtllm of the
+// same: ctx1_gen4_tep8_batch8_eplb0_mtp0_36, ctx1_gen4_tep8_batch4_eplb0_mtp0_24,
 // ctx1_gen4_tep8_batch1_eplb0_mtp3_8, ctx3_gen2_dep8_batch768_eplb0_mtp0_12288,
-// ctx1dep4_gen4tep8_batch32_allconc_eplb0_mtp3).
+// ctx1dep4_gen4tep8_batch32_allconc_eplb0_mtp3.)
 int seats_for(int in_flight, bool fp8) {
   const int below = static_cast<int>(std::bit_floor(static_cast<unsigned>(in_flight)));
   if (in_flight == 768) return in_flight;
@@ -172,7 +172,7 @@ int seats_for(int in_flight, bool fp8) {
 }
 
 // Scripts in nvfp4 for long prompts keep their seats over all loads. First tokens of the runs of
-// serving_disaggregated.csv and disaggregated_calibrate.csv say how many: they wait four tenths of
+// serving_disaggregated.csv and disaggregated_calibrate.csv say how many. They wait four tenths of
 // an answer where half as many requests more than seats are in flight. GB200 has 16; GB300 has 16,
 // 2 and 4 where 3, 4 and 5 workers decode.
 int seats_for_long_prompts(const MeasuredPoint& point) {
@@ -182,9 +182,9 @@ int seats_for_long_prompts(const MeasuredPoint& point) {
   return place < 0 || place > 2 ? 0 : of_workers[static_cast<std::size_t>(place)];
 }
 
-// Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them,
-// or to all ranks, as the engine's preset has it. Within NVLink TensorRT-LLM and vLLM take the
-// latter (--all2all-backend flashinfer_nvlink_one_sided).
+// Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them.
+// Or they go to all ranks, as the engine's preset has it. Within NVLink TensorRT-LLM and vLLM take
+// the latter (--all2all-backend flashinfer_nvlink_one_sided).
 Json dispatch_of_pool(const MeasuredPoint& point) {
   const auto in_fp8 = [](const char* type) {
     return Json{{"type", type}, {"precision", "fp8_block"}};
@@ -247,8 +247,8 @@ int decode_seats(const MeasuredPoint& point, const WorkerPlan& plan) {
 Json pool_json(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes) {
   Json pool{{"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", expert_ranks(plan)}}},
             {"instances", plan.workers}};
-  // Dynamo's frontend takes workers in turn. srt-slurm puts ten of them behind nginx, each with a
-  // turn of its own, but for vLLM and for TensorRT-LLM on H200, B200 and GB300
+  // Front ends of Dynamo take workers in turn. srt-slurm puts ten of them behind nginx, each with a
+  // turn of its own. Exceptions are vLLM, and TensorRT-LLM on H200, B200 and GB300
   // (enable_multiple_frontends of their recipes).
   pool["request_routing"] = {{"type", "round_robin"}};
   const std::string engine = engine_of(point).name;
@@ -337,8 +337,8 @@ double bytes_of_weight(const Json& checkpoint) {
              : bytes_per_element(static_cast<Precision>(place - precision_names.begin()));
 }
 
-/// As stated; otherwise one GPU for what fits into it (Mixtral in fp8), else data-parallel
-/// attention and expert parallelism over a node, or the group.
+/// Plan as stated. Otherwise it is one GPU for what fits into it (Mixtral in fp8), else
+/// data-parallel attention and expert parallelism over a node, or the group.
 ServingPlan plan_of(const MeasuredPoint& point) {
   if (point.tp == 0 && point.model.starts_with("Mixtral")) return {1, 1, 1, point.gpus};
   if (point.tp > 0) {

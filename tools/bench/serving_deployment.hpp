@@ -24,11 +24,11 @@ EngineVersion engine_of(const MeasuredPoint&);
 /// How the checkpoint of a model in a precision is stored: the keys of "precision" that no engine
 /// decides. Nothing for an unknown precision.
 std::optional<Json> checkpoint_of(const MeasuredPoint&);
-/// Of an expert in such a checkpoint.
+/// Bytes of a weight of an expert in such a checkpoint.
 double bytes_of_weight(const Json& checkpoint);
 
-/// What a measured deployment is as an experiment, but for its requests: cluster, model,
-/// precision, parallel, engine, gating, placement. A string says why it cannot be one.
+/// Experiment of a measured deployment, but for its requests: cluster, model, precision, parallel,
+/// engine, gating, placement. A string says why it cannot be one.
 struct DeploymentJson {
   Json experiment;
   std::string unknown;
@@ -36,7 +36,7 @@ struct DeploymentJson {
 DeploymentJson deployment_json(const MeasuredPoint&, const std::filesystem::path& root,
                                const GpuFiles& = {});
 
-/// What a measured deployment with prefill and decode apart is as an experiment with two pools.
+/// Experiment with two pools of a measured deployment with prefill and decode apart.
 DeploymentJson pools_json(MeasuredPoint, const std::filesystem::path& root, const GpuFiles& = {});
 
 /// Prompt tokens of a rank and step of a prefill instance: 16,384 where the row does not say (LMSYS

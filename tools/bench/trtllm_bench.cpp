@@ -12,7 +12,7 @@ constexpr double gib = 1024.0 * 1024 * 1024;
 
 bool is_four_bit(Precision p) { return bytes_per_element(p) < 1; }
 
-// What BYTES_PER_ELEM has of the checkpoint's numbers: two bytes for what it does not know.
+// Bytes of the checkpoint's numbers in BYTES_PER_ELEM: two bytes for what it does not know.
 double bytes_of_number(Precision experts) {
   switch (experts) {
     case Precision::fp8:

@@ -6,7 +6,7 @@
 
 namespace moesim {
 
-/// Whether trtllm-bench measured the point: all requests wait at the start, no answer is streamed,
+/// True if trtllm-bench measured the point: all requests wait at the start, no answer is streamed,
 /// and the rate is that of the whole run.
 bool is_trtllm_bench(const MeasuredPoint&);
 
@@ -19,8 +19,8 @@ struct BenchLimits {
   int max_batch_size = 0;
   int max_num_tokens = 0;
 };
-/// What trtllm-bench sets if its user sets none: sequences of `d` whose KV cache all GPUs of a
-/// replica hold together, rounded up. The rule is that of
+/// Limits that trtllm-bench sets if its user sets none: sequences of `d` whose KV cache all GPUs of
+/// a replica hold together, rounded up. The rule is that of
 /// tensorrt_llm/bench/build/tuning.py@04cba88 and bench/benchmark/utils/general.py@0171265. By the
 /// rule experts in MXFP4 are numbers of two bytes, and latent attention keeps every head. No prompt
 /// is cut. Sequences are never more than a rank's own KV cache holds to their end, as TensorRT-LLM

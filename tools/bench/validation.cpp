@@ -22,7 +22,7 @@ bool is_serving(const MeasuredPoint& point) {
   return point.category == "e2e" || point.category == "disaggregated";
 }
 
-// Whether no kernel and no collective of a GPU was measured.
+// True if no kernel and no collective of a GPU was measured.
 bool is_data_sheet(const MeasuredPoint& point, const std::filesystem::path& root,
                    const GpuFiles& gpus) {
   const std::filesystem::path file = gpu_path(point.gpu, root, gpus);

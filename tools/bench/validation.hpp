@@ -44,7 +44,7 @@ std::vector<std::string> categories_of(const MeasuredPoint&);
 
 std::map<std::string, CategoryErrors> errors_by_category(const std::vector<ValidatedPoint>&);
 
-/// What was measured: GPU, model, engine with version, precision.
+/// Deployment that was measured: GPU, model, engine with version, precision.
 std::string deployment_of(const MeasuredPoint&);
 
 /// The errors of each category's groups, "category: group": whole deployments by GPU, model,

@@ -6,8 +6,8 @@ namespace moesim {
 /// 128 + SIGINT, as shells have it: what a verb returns that was interrupted.
 inline constexpr int exit_interrupted = 130;
 
-/// While it lives the first Ctrl-C, or TERM as a scheduler sends it, is only noted and answered on
-/// stderr, so that the runs in flight can finish; the second ends the program as usual.
+/// While it lives, the first Ctrl-C, or TERM as a scheduler sends it, is only noted and answered on
+/// stderr. So the runs in flight can finish; the second ends the program as usual.
 class InterruptGuard {
  public:
   /// `answer` is said at once, in a line: what is kept. It must outlive the guard.

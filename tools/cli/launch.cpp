@@ -51,7 +51,7 @@ std::int64_t max_model_len(const PoolSpec& pool) {
   return longest_of(pool) ? pool.workload.longest() + room : 0;
 }
 
-// What a command can say: with AFD that of attention's GPUs, which then have the experts too.
+// Plan that a command can say: with AFD that of attention's GPUs, which then have the experts too.
 ParallelPlan plan_of_command(ParallelPlan plan) {
   if (!plan.afd()) return plan;
   plan.ep = plan.attention_gpus();
@@ -154,7 +154,7 @@ Weights weights_of(const ServedModel& pool) {
   return in_place_of(ids.begin()->second, "none are known in the precision of the experiment");
 }
 
-// What no engine can be told.
+// Notes what no engine can be told.
 void note_common(const PoolSpec& pool, Notes& notes) {
   const auto note = [&](const char* pointer, std::string_view name, std::string_view usual) {
     if (name != usual) notes.push_back(fmt::format("{}: {}", pointer, quoted_name(name)));
@@ -274,7 +274,7 @@ std::string benchmark(const BenchCommand& bench, const PoolSpec& pool, const std
   return command.text();
 }
 
-// Where the nodes are: a name that is put into the commands, to be changed.
+// Addresses of the nodes: a name that is put into the commands, to be changed.
 std::string addresses(const Fleet& fleet) {
   if (fleet.nodes == 1) return "NODE0=127.0.0.1\n";
   std::string text;

@@ -13,10 +13,10 @@
 
 namespace moesim {
 
-/// The commands that start a deployment on an engine (a row of serving_engines()), what joins its
-/// servers, and the experiment's load on it; then a comment for each thing the experiment has and
-/// the commands have not. Names and paths are quoted for the shell. Throws ConfigError for a name
-/// with hidden characters.
+/// Commands that start a deployment on an engine (a row of serving_engines()), what joins its
+/// servers, and the experiment's load on it. Then a comment for each thing that the experiment has
+/// and the commands have not. Names and paths are quoted for the shell. Throws ConfigError for a
+/// name with hidden characters.
 std::string launch_text(const std::string& engine, const ExperimentSpec&);
 
 /// The option --launch.

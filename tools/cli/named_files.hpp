@@ -9,7 +9,7 @@
 
 namespace moesim {
 
-/// What --model may name, for help texts.
+/// Names that --model may have, for help texts.
 inline constexpr const char* model_option =
     "a HuggingFace config.json or its folder, a file of the zoo's form, or a name of moesim list "
     "models";

@@ -25,7 +25,7 @@ namespace {
                                 file.string(), why));
 }
 
-// What a link names: renaming onto the link would replace it.
+// Target of a link: renaming onto the link would replace it.
 std::filesystem::path through_link(const std::filesystem::path& file) {
   std::error_code error;
   std::filesystem::path target = std::filesystem::canonical(file, error);
@@ -47,7 +47,7 @@ std::vector<std::filesystem::path> missing_folders_of(const std::filesystem::pat
   return missing;
 }
 
-// Those that hold nothing.
+// Removes folders that hold nothing.
 void remove_folders(const std::vector<std::filesystem::path>& folders) {
   std::error_code ignored;
   for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder)
@@ -88,7 +88,7 @@ void forget_unfinished(const char* file) {
   }
 }
 
-// By how every SQLite file begins.
+// True if it begins as every SQLite file.
 bool is_store(const std::filesystem::path& file) {
   constexpr std::string_view magic = "SQLite format 3";
   std::array<char, magic.size()> begin{};
@@ -237,8 +237,8 @@ std::string csv_field(const std::string& text) {
 }
 
 std::string csv_cell(const std::string& text) {
-  // A spreadsheet takes what begins so for a formula; one apostrophe more than the text has says
-  // that it is none, and readers of tables take it off.
+  // Spreadsheets take what begins so for a formula. One apostrophe more than the text has says that
+  // it is none, and readers of tables take it off.
   const std::size_t begins = text.find_first_not_of('\'');
   const bool formula = begins != std::string::npos && text.size() > 1 &&
                        std::string_view("=+-@\t\r").find(text[begins]) != std::string_view::npos;

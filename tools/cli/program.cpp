@@ -34,9 +34,9 @@ std::vector<std::string_view> names_of(const Program& program) {
   return names;
 }
 
-// A descriptor of stdin, stdout or stderr that the caller closed would be given to the next file
-// that is opened, and what is printed would land in it. What is opened in their place takes no
-// results, which is then said, and swallows messages.
+// A descriptor of stdin, stdout or stderr that the caller closed goes to the next file that is
+// opened, and output would land in it. The file opened in its place takes no results, which is then
+// said, and swallows messages.
 void open_closed_descriptors() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) >= 0) continue;
@@ -44,7 +44,7 @@ void open_closed_descriptors() {
   }
 }
 
-// Of a message: names out of configs and traces never reach a terminal as escape sequences.
+// Payload of a message: names out of configs and traces never reach a terminal as escape sequences.
 class VisiblePayload final : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&,

@@ -12,7 +12,7 @@ namespace moesim {
 
 namespace {
 
-// Whether a layer of some kind of step leaves experts idle: another recording could have needed
+// True if a layer of some kind of step leaves experts idle: another recording could have needed
 // them.
 bool leaves_experts_idle(int all_experts, const PoolStats& pool) {
   constexpr double nearly_all = .9;

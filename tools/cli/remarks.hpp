@@ -21,8 +21,8 @@ struct Recordings {
 };
 Recordings recordings_of(const Deployment&);
 
-/// What to say of a run that had more requests in flight in the mean than recordings of routing
-/// serve, "" where it had not, or where nearly all experts are active anyway.
+/// Remark on a run that had more requests in flight in the mean than recordings of routing serve.
+/// It is "" where it had not, or where nearly all experts are active anyway.
 std::string remark_on_recordings(const Recordings&, const Report&);
 
 /// Says on stderr what readers found worth a remark, each once. For several threads at a time.
@@ -32,7 +32,7 @@ class Remarks {
     const std::lock_guard lock(mutex_);
     if (!remark.empty() && said_.insert(remark).second) spdlog::warn("{}", remark);
   }
-  /// What was found as an experiment was read; gives the experiment on.
+  /// Says what was found as an experiment was read; returns the experiment.
   Experiment say_of(Experiment experiment) {
     for (const std::string& remark : remarks_of(experiment)) say(remark);
     return experiment;

@@ -38,7 +38,7 @@ inline void add_engine_options(CLI::App& command, ServingQuestion& question) {
                      "a routing trace of the model (default: synthetic gating)");
 }
 
-/// One deployment and its load on the command line, instead of an experiment's file.
+/// A deployment and its load on the command line, instead of an experiment's file.
 struct ServingOptions {
   ServingQuestion question;
   ParallelPlan plan;

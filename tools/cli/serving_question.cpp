@@ -29,7 +29,7 @@ std::string gpu_named_in(const ConfigNode& cluster) {
   return gpu.is_string() ? std::filesystem::path(gpu.get<std::string>()).stem().string() : "";
 }
 
-// As many of the nodes of a cluster as hold the GPUs.
+// Returns as many of the nodes of a cluster as hold the GPUs.
 Json resized(const ConfigNode& like, const std::string& gpu, int gpus) {
   Json cluster = like.json();
   const int per_node = std::min(gpus, cluster.at("gpus_per_node").get<int>());
@@ -139,8 +139,8 @@ Json base_deployment(const ServingQuestion& question, const MoeModel& model,
                           {"max_num_batched_tokens", usual_chunk},
                           {"max_num_seqs", usual_sequences}};
   config["engine"] = {{"name", question.engine}};
-  // As the engines' routers do. The default balances tokens: where all requests are as long, a rank
-  // on which many end at a time gets as many tokens anew, in more requests. These end together too.
+  // Engines' routers do so. The default balances tokens. If all requests are as long, a rank on
+  // which many end at a time gets as many tokens anew, in more requests. These end together too.
   config["request_routing"] = "round_robin";
   if (Json dispatch = engine_dispatch(question.engine); !dispatch.is_null())
     config["dispatch"] = std::move(dispatch);

@@ -12,10 +12,10 @@
 
 namespace moesim {
 
-/// What messages call the experiment that a question makes: no file holds it.
+/// Name that messages give the experiment that a question makes: no file holds it.
 inline constexpr const char* experiment_file = "options";
 
-/// What is to be served, on what, and how fast.
+/// Model to serve, on what, and how fast.
 struct ServingQuestion {
   Json model;    ///< as an experiment has it
   Json cluster;  ///< likewise
@@ -32,8 +32,8 @@ struct ServingQuestion {
   std::uint64_t seed = 1;
 };
 
-/// "h200" and 16 as the cluster of that GPU and size that comes along, or one made of the nodes
-/// that GPUs of its kind stand in: an object, said in `remark`. Throws ConfigError.
+/// Returns "h200" and 16 as the cluster of that GPU and size that ships. Else it is one made of the
+/// nodes that GPUs of its kind are in: an object, said in `remark`. Throws ConfigError.
 Json cluster_of(const std::string& gpu, int gpus, std::string& remark);
 
 /// Dispatch of prefill and decode where nothing else is asked for; null where the engine's preset
@@ -45,8 +45,8 @@ Json engine_dispatch(const std::string& engine);
 Json base_deployment(const ServingQuestion&, const MoeModel&,
                      const std::optional<StoredPrecision>&);
 
-/// Takes a checkpoint of the zoo, as "Qwen/Qwen3-235B-A22B-FP8", for its model in its precision,
-/// and "fp8" for fp8_block where the known FP8 weights have a scale for each block. Returns what
+/// Takes a checkpoint of the zoo, as "Qwen/Qwen3-235B-A22B-FP8", for its model in its precision.
+/// Takes "fp8" for fp8_block where the known FP8 weights have a scale for each block. Returns what
 /// was taken as a sentence, or "". A precision that was asked for stays.
 std::string settle_checkpoint(ServingQuestion&);
 
@@ -60,8 +60,8 @@ int tokens_of_option(const std::string& option, const std::string& text);
 /// Limits of a step unless something else is asked for: prompt tokens, sequences.
 inline constexpr int usual_chunk = 8192, usual_sequences = 512;
 
-/// One deployment under one load, as an experiment. Exactly one of `concurrency` and the question's
-/// `rate` is the load: a concurrency of 0 takes the rate.
+/// Returns one deployment under one load as an experiment. Exactly one of `concurrency` and the
+/// question's `rate` is the load: a concurrency of 0 takes the rate.
 Json one_deployment(const ServingQuestion&, const ParallelPlan&, int concurrency);
 
 }  // namespace moesim

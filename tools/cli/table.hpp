@@ -10,16 +10,16 @@
 namespace moesim {
 
 /// A terminal table: a head, rows, columns as wide as their content; numbers right-aligned, texts
-/// left-aligned (a column is numeric when every cell below its head parses as a number, "-" aside).
+/// left-aligned. A column is numeric when every cell below its head parses as a number, "-" aside.
 /// A cell of the head may have several lines.
 class Table {
  public:
   explicit Table(std::vector<std::string> head) : head_(std::move(head)) {}
   void add(std::vector<std::string> row);
-  /// As wide as the output is (output_columns()), else usual_columns.
+  /// Text as wide as the output is (output_columns()), else usual_columns.
   std::string text() const;
-  /// At most `columns` wide where that can be: heads break at spaces, then the columns on the right
-  /// follow in blocks below, each after the columns that tell the rows apart. No cell is cut.
+  /// Text at most `columns` wide where possible. Heads break at spaces, then the columns on the
+  /// right follow in blocks below, each after the columns that tell the rows apart. No cell is cut.
   std::string text(std::size_t columns) const;
 
  private:

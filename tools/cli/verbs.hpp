@@ -8,12 +8,12 @@
 
 namespace moesim {
 
-/// What a verb does once the command line is parsed. Returns the exit code: 0 done, 3 an asked-for
+/// Action of a verb once the command line is parsed. Returns the exit code: 0 done, 3 an asked-for
 /// limit not met. Throws ConfigError for bad input (exit 2).
 using Action = std::function<int()>;
 inline constexpr int exit_limit_not_met = 3;
 
-/// One verb of the command line. `setup` adds its options to its subcommand; the action reads what
+/// A verb of the command line. `setup` adds its options to its subcommand; the action reads what
 /// they hold.
 struct Verb {
   std::string_view name;

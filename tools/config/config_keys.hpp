@@ -13,7 +13,7 @@ OrderedJson experiment_schema(const PolicyRows&);
 /// A JSON Schema (2020-12) of sweep files.
 OrderedJson sweep_schema(const PolicyRows&);
 
-/// What may stand under a key, in a few words: "integer >= 1", "time: \"50 ms\"", "file | object".
+/// Form of a key in a few words: "integer >= 1", "time: \"50 ms\"", "file | object".
 std::string form_text(const Form&);
 
 /// Text of the basic keys with their meanings, and the names of the usual ones.

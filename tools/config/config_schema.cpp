@@ -162,8 +162,8 @@ class Schema {
 OrderedJson experiment_schema(const PolicyRows& policies) {
   const Schema schema(policies);
   OrderedJson root = schema.root("moesim experiment", experiment_keys());
-  // What an EP group needs may stand in "pools", or come from an engine's preset. What is not the
-  // cluster's may stand in "deployments".
+  // Keys that an EP group needs may be in "pools", or come from an engine's preset. Keys other than
+  // the cluster's may be in "deployments".
   const auto is_in = [](std::span<const Key> keys, std::string_view name) {
     return std::ranges::find(keys, name, &Key::name) != keys.end();
   };

@@ -58,7 +58,7 @@ Kind presets_of_gating() {
           }};
 }
 
-// What comes along and is called by its short name.
+// Kind of what ships and has a short name.
 Kind kind_of(const char* name, Shipped which, std::string (*describe)(const ConfigNode&)) {
   return {name, [which, describe] {
             Rows rows;

@@ -167,9 +167,9 @@ PlannedDeployment pools_of(const PlannedDeployment& prefill, int prefillers,
 
 const ParallelPlan& plan_of(const BoundedShape& shape) { return shape.shape.decode.parallel; }
 
-// Those that prefill best, of each depth of pipeline, and its smallest group that comes near them:
-// a bound takes prompts to be spread evenly, and knows nothing of ranks that wait for the one that
-// has some, which are fewer in a pipeline and in a small group.
+// Shapes that prefill best, of each depth of pipeline, and its smallest group that comes near them.
+// A bound takes prompts to be spread evenly, and knows nothing of ranks that wait for the one that
+// has some. Such ranks are fewer in a pipeline and in a small group.
 std::vector<BoundedShape> best_prefillers(const std::vector<BoundedShape>& parts) {
   constexpr std::size_t flat = 3, piped = 2;
   constexpr double near = .7;
@@ -394,7 +394,7 @@ ParallelPlan plan_in(const Json& json) {
   return plan;
 }
 
-// Of a group; null where the engine's preset says it.
+// Dispatch of a group; null where the engine's preset says it.
 Json dispatch_of(Travel travel, const std::string& engine) {
   switch (travel) {
     case Travel::deep_ep: return {{"prefill", "all_to_all"}, {"decode", "low_latency"}};

@@ -14,14 +14,14 @@
 
 namespace moesim {
 
-/// Which layouts are looked at: TP x DP x PP with whole experts or experts cut over all GPUs; or
-/// these and
-/// - each with the KV cache shared by tokens over the most GPUs that can (DCP), and over half as
-///   many;
-/// - each with experts cut over some of the GPUs;
-/// - a quarter, half or three quarters of a group's GPUs for experts alone (AFD);
-/// - each with every GPU of a rank at tokens of a prompt of its own (PCP);
-/// - experts and their exchange in one kernel (MegaMoE), where that was measured.
+/// Layouts that are looked at: TP x DP x PP with whole experts or experts cut over all GPUs. `all`
+/// has these and
+///  - each with the KV cache shared by tokens over the most GPUs that can (DCP), and over half as
+///    many;
+///  - each with experts cut over some of the GPUs;
+///  - a quarter, half or three quarters of a group's GPUs for experts alone (AFD);
+///  - each with every GPU of a rank at tokens of a prompt of its own (PCP);
+///  - experts and their exchange in one kernel (MegaMoE), where that was measured.
 enum class Layouts { usual, all };
 
 /// How the tokens of a group travel to their experts, where plan chooses.
@@ -42,7 +42,7 @@ struct PlannedGroup {
 
 /// max_num_seqs where plan chooses none.
 
-/// What plan chooses of a deployment. The experiment that the choices are put into says the rest.
+/// Choices of plan for a deployment. The experiment that the choices are put into says the rest.
 struct PlannedDeployment {
   std::optional<PlannedGroup> prefill{};  ///< prefills apart; none: one pool does both
   PlannedGroup decode{};                  ///< what decodes, or does both
@@ -53,9 +53,9 @@ struct PlannedDeployment {
   int drafts = 0;                         ///< of a sequence and step
   bool operator==(const PlannedDeployment&) const = default;
 
-  /// Whether prefill and decode have pools of their own.
+  /// True if prefill and decode have pools of their own.
   bool apart() const { return prefill.has_value(); }
-  /// Whether it is one of those that people try first: tensor parallelism alone, with or without
+  /// True if it is one of those that people try first. That is tensor parallelism with or without
   /// expert parallelism over the same GPUs, one pipeline stage, any number of instances.
   bool plain() const;
   /// "2 x dp8 ep8", "prefill 4 x tp2, decode dp8 ep8 pp2"; with AFD "dp4 ffn4"
@@ -82,9 +82,9 @@ struct BoundedShape {
   PlannedDeployment shape;
   TuneBound bound;
 };
-/// Prefill and decode apart: the shapes that are best at each by their bounds per GPU, in the
-/// numbers that balance them. Of those that prefill, the best few of each depth of pipeline, and a
-/// small one; those that decode also as one group that takes all GPUs that are left.
+/// Deployments with prefill and decode apart: the shapes that are best at each by their bounds per
+/// GPU, in the numbers that balance them. Prefill has the best few of each depth of pipeline, and a
+/// small one. Those that decode are also one group that takes all GPUs that are left.
 std::vector<PlannedDeployment> pools(const std::vector<BoundedShape>&, const MoeModel&,
                                      const ClusterSpec&);
 

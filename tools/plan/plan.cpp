@@ -28,26 +28,26 @@ constexpr std::size_t most_varied = 3;
 constexpr double most_exact_ids = 1e8;
 // Length of a short run, in stays of a request: it is measured from the end of the first stay on.
 constexpr double short_stays = 3;
-// Length of a last run, and the share of its requests that come before it is measured: it begins
-// warm and is measured over more than twenty stays. Where few requests are in flight, chance needs
+// Length of a last run, and the share of its requests that come before it is measured. It begins
+// warm and is measured over more than twenty stays. If few requests are in flight, chance needs
 // more.
 constexpr double long_stays = 25, warm_up = .18;
 constexpr double enough_requests = 1000, longest_times = 4;
 // Seeds of the arrivals and the routing under which a deployment must bear its load.
 constexpr std::size_t draws = 3;
-// The last of them takes so many times as long: a backlog that creeps up at the very limit of a
+// Factor by which the last of them takes longer. A backlog that creeps up at the very limit of a
 // pool's capacity does not show in less.
 constexpr double last_draw_times = 4;
 // Requests of a long run, and output tokens of the last draw, which may have more: a minute of a
 // core.
 constexpr double most_requests = 50'000, most_tokens = 5e7;
-// How much more than its bound a shape may bear before the bound rules it out: load comes in waves,
-// and how prompts fall into steps decides how many experts are activated.
+// Factor by which a shape may sustain more than its bound before the bound rules it out. Load comes
+// in waves, and how prompts fall into steps decides how many experts are activated.
 constexpr double bound_margin = 1.3;
 // The best of the other kind, together or apart, is varied too where it comes so near.
 constexpr double near_best = .75;
-// Of groups that do both only plain shapes are looked at where none bears so much of what pools do;
-// and what bears less than so much of the best is not asked to bear it under every draw.
+// Groups that do both are looked at in plain shapes alone if none sustains so much of what pools
+// do. What sustains less than so much of the best is not asked to sustain it under every draw.
 constexpr double worth_a_search = .5;
 constexpr const char* arrivals_rate = "/workload/arrivals/rate";
 
@@ -95,7 +95,7 @@ class Search {
     refine("chunks", [](const PlannedDeployment& d, const SloRun&) { return with_chunks(d); });
     if (choices_in(search_.base).drafts > 0)
       refine("drafts", [](const PlannedDeployment& d, const SloRun&) { return with_drafts(d); });
-    // What a chunk is good for depends on the depth of the pipeline and on how many ranks wait.
+    // Good chunks depend on the depth of the pipeline and on how many ranks wait.
     refine("layouts of prefill", [&](const PlannedDeployment& d, const SloRun&) {
       return with_prefill_layouts(d, search_.model, search_.cluster, search_.layouts);
     });
@@ -141,7 +141,7 @@ class Search {
     keep_nearest(nearest_, result);
   }
 
-  // Of the best runs each shape once, and of each kind at least one.
+  // Adds the best runs, each shape once, and of each kind at least one.
   void join(std::vector<SloRun> found) {
     join_best(leaders_, std::move(found));
     if (leaders_.size() <= kept) return;
@@ -182,7 +182,7 @@ class Search {
     }
     // Pools may serve as much, and no group that does both serves more.
     double best_bound = std::min(prefill, decode);
-    // Where no shape has a chance, a load under which requests are alone says how near they come.
+    // If no shape has a chance, a load under which requests are alone says how near they come.
     constexpr double few_in_flight = 10;
     if (best_bound == 0) best_bound = few_in_flight / longest_stay(search_.base);
     ladder_ = ladder_under(best_bound);  // one for all stages: they know each other's runs
@@ -223,7 +223,7 @@ class Search {
     look_at(of_plain);
   }
 
-  // Of some of the shapes that prefill and decode in one group.
+  // Search of some of the shapes that prefill and decode in one group.
   SloSearch search_together(const std::vector<PlannedDeployment>& together,
                             const std::vector<std::optional<TuneBound>>& bounds,
                             const std::vector<std::size_t>& some) const {
@@ -236,7 +236,7 @@ class Search {
     return slo;
   }
 
-  // Whether anything is found.
+  // Returns true if anything is found.
   bool look_at(const SloSearch& slo) {
     SloResult result = search_slo(slo, traces_, remarks_, begin("prefill and decode together"));
     count(result);
@@ -290,8 +290,8 @@ class Search {
     return result.bounds;
   }
 
-  // Looks for what serves more among what differs from a leader in one setting: from the first
-  // leaders of the best's kind, and from the best of the other kind.
+  // Looks for what serves more among what differs from a leader in one setting. Leaders are the
+  // first ones of the best's kind, and the best of the other kind.
   template <class Vary>
   void refine(const char* stage, Vary vary) {
     const std::vector<SloRun> varied = worth_varying();
@@ -356,7 +356,7 @@ class Search {
                       fewest, most_requests);
   }
 
-  // Whether a long run prices every token in reasonable time.
+  // True if a long run prices every token in reasonable time.
   bool exact_is_quick(const SloRun& run) const {
     const QuestionTokens of = tokens_in(search_.base);
     const double tokens = of.prompt + of.output;
@@ -365,7 +365,7 @@ class Search {
            most_exact_ids;
   }
 
-  // As many distinct synthetic requests as are in flight, for requests that are alike activate the
+  // Makes as many distinct synthetic requests as are in flight, for equal requests activate the
   // same experts; half of those that are made are served. Of more requests each needs fewer decode
   // rows to be as unlike.
   static void vary_routing(Json& deployment, const SloRun& run) {
@@ -436,7 +436,7 @@ class Search {
     return best;
   }
 
-  // What deployments bear in long runs, those that bear anything.
+  // Returns what deployments sustain in long runs, those that sustain anything.
   std::vector<SloRun> long_runs_of(const std::vector<SloRun>& short_runs) {
     if (short_runs.empty() || plan_.stopped) return {};
     std::vector<Json> places;
@@ -508,7 +508,7 @@ class Search {
     for (const SloRun& run : result.found) plan_.uniform[asked[run.place]] = run.per_second();
   }
 
-  // What the store says of itself: the question, and what its points differ in.
+  // Text of the store about itself: the question, and what its points differ in.
   Json document() const {
     Json axes;
     for (const char* pointer :

@@ -23,18 +23,18 @@ struct PlanSearch {
   Layouts layouts = Layouts::usual;
 };
 
-/// What was found.
+/// Result of a search.
 struct Plan {
-  /// One of each shape, most requests/s first, at most five; of each kind, together and apart, the
-  /// best is among them. It bears its load under every draw, unless that is less than half of
-  /// what the best of all bears. The others ran under one.
+  /// Runs of the best, one of each shape, most requests/s first, at most five; of each kind,
+  /// together and apart, the best is among them. It sustains its load under every draw, unless that
+  /// is less than half of what the best of all sustains. The others ran under one.
   std::vector<SloRun> best;
   std::vector<SloRun> nearest;  ///< where none meets the SLO: the run that missed by least
-  /// What each of the best bears where every expert is as likely as any other, requests/s. Nothing
-  /// where that was not tried (not the best of its kind, recorded routing, no experts), or nothing
-  /// near its load is borne.
+  /// Requests/s that each of the best sustains where every expert is as likely as any other.
+  /// Nothing where that was not tried (not the best of its kind, recorded routing, no experts), or
+  /// where it sustains nothing near its load.
   std::vector<std::optional<double>> uniform;
-  /// What a request that is alone gets at least, and on which shape; where there is a limit.
+  /// Least latency of a request that is alone, and on which shape; where there is a limit.
   struct Least {
     double seconds = 0;
     std::string shape;
@@ -47,7 +47,7 @@ struct Plan {
   bool stopped = false;
 };
 
-/// What the search tells while it works: one stage after the other.
+/// Hooks that the search calls while it works: one stage after the other.
 struct PlanHooks {
   std::function<bool()> stop = [] { return false; };
   std::function<void(const std::string& stage)> begins = [](auto&) {};
@@ -55,21 +55,21 @@ struct PlanHooks {
   std::function<void(std::size_t runs)> ran = [](auto) {};
 };
 
-/// Looks for the deployments with the most requests/s under the SLO: all shapes, each given up when
-/// memory or the time of its steps rules it out, the latter by a wide margin, or a short run under
-/// more load than the best bears misses the SLO; then copies and routing, chunks and limits of the
-/// best three; then long runs of what is left, and of the best of either kind under several seeds,
-/// for the load that lasts.
-/// Short runs draw MoE layers from steps alike (fidelity "sampled"), long ones only where pricing
-/// each token would take too long. Same question, same answer on any number of threads, and after
-/// any number of stops. Throws ConfigError if nothing fits or the store is another's.
+/// Looks for the deployments with the most requests/s under the SLO, among all shapes. A shape is
+/// given up when memory or the time of its steps rules it out, the latter by a wide margin. It is
+/// also given up when a short run under more load than the best sustains misses the SLO. Then come
+/// copies and routing, chunks and limits of the best three. Last are long runs of what is left, and
+/// of the best of either kind under several seeds, for the load that lasts. Short runs draw MoE
+/// layers from similar steps (fidelity "sampled"), long ones only where pricing each token would
+/// take too long. Same question, same answer on any number of threads, and after any number of
+/// stops. Throws ConfigError if nothing fits or the store is another's.
 Plan make_plan(const PlanSearch&, TraceLibrary&, Remarks&, const PlanHooks&);
 
-/// What plan chose of the deployment that ran.
+/// Choices of plan in the deployment that ran.
 inline PlannedDeployment choices_of(const SloRun& run) { return choices_in(run.config); }
 
-/// What limits a deployment: what is missed first under more load ("capacity", "TPOT", "TTFT"), or
-/// the latency that is nearest to its limit where no more load was tried.
+/// Limit of a deployment. It is what is missed first under more load ("capacity", "TPOT", "TTFT").
+/// It is the latency that is nearest to its limit where no more load was tried.
 std::string limit_text(const SloRun&);
 /// Part of the steps that takes most of their time, and what bounds it.
 struct BusyPart {

@@ -32,7 +32,7 @@ constexpr int sampled_lanes = 64, sampled_turns = 4096;
 constexpr double short_turns = 6, fewest_turns = 400, most_turns = 40'000;
 // Share of the turns before it is measured: each lane's first prompt has then been computed.
 constexpr double session_warm_up = .35;
-// Sessions of each lane where their time has a limit: the first of each lane began in its midst,
+// Sessions of each lane where their time has a limit. The first of each lane began in its midst,
 // and the long ones of the last are not over.
 constexpr double sessions_for_completion = 2.5;
 // How much more than its estimate a shape is taken to bear: shapes below it are not looked at.
@@ -51,8 +51,8 @@ double rank_tokens(const Deployment& e) {
   return double(e.memory.kv_blocks) * double(e.kv_layout.block_tokens);
 }
 
-// Seconds in which every rank computes a prompt of which so many tokens are not cached: whole
-// chunks, each at the mean of what stands before it.
+// Seconds in which every rank computes a prompt of which so many tokens are not cached. It has
+// whole chunks, each at the mean of what comes before it.
 double prefill_seconds(const Deployment& e, double prompt, double computed) {
   const double chunk = e.scheduler->max_num_batched_tokens();
   const int tokens = std::max(1, static_cast<int>(std::min(computed, chunk)));
@@ -309,7 +309,7 @@ class SessionSearch {
     keep_nearest(planned_.nearest, result);
   }
 
-  // Of the best runs each shape once.
+  // Adds the best runs, each shape once.
   void join(std::vector<SloRun> found) {
     join_best(leaders_, std::move(found));
     if (leaders_.size() > session_leaders) leaders_.resize(session_leaders);
@@ -338,7 +338,7 @@ class SessionSearch {
     return bounds;
   }
 
-  // What turns ask for depends on no shape: the first that fits says it.
+  // Lengths of turns depend on no shape: the first that fits says them.
   void look_at_turns(const std::vector<Json>& places) {
     NearestRefusal refused;
     for (std::size_t i = 0; i < places.size(); ++i) {
@@ -496,7 +496,7 @@ class SessionSearch {
       planned_.tiers[run.place].run = std::move(run);
   }
 
-  // What the store says of itself: the question, and what its points differ in, but for what only
+  // Text of the store about itself: the question, and what its points differ in, but for what only
   // makes longer reports.
   Json document() const {
     Json axes;

@@ -9,7 +9,7 @@
 
 namespace moesim {
 
-/// What turns of sessions ask for, if each reply comes at once and no KV cache forgets: means.
+/// Means of turns of sessions, if each reply comes at once and no KV cache forgets.
 struct TurnMeans {
   double prompt = 0, output = 0;  ///< tokens
   double computed = 0;            ///< tokens of a prompt that no earlier request has computed
@@ -27,10 +27,10 @@ TurnMeans turn_means(const Experiment&);
 /// where there are none.
 std::string too_long_text(const TurnMeans&, const Deployment&);
 
-/// How many sessions an experiment may serve at a time, by the price of a few of its steps, by what
-/// stands in its KV cache and by the TPOT of its SLO. Good for an order of deployments: ranks that
-/// wait for each other, queues and evictions are not in it. `prefill` and `decode` are turns/s that
-/// either allows if it has all the time.
+/// Estimate of how many sessions an experiment may serve at a time. It goes by the price of a few
+/// of its steps, by what is in its KV cache and by the TPOT of its SLO. Good for an order of
+/// deployments: ranks that wait for each other, queues and evictions are not in it. `prefill` and
+/// `decode` are turns/s that either allows if it has all the time.
 TuneBound estimate_sessions(const Experiment&, const TurnMeans&);
 
 /// Loads to try: 1, 2, 3, .. sessions, each at least so much above the one before, up to `most`.
@@ -45,7 +45,7 @@ Json session_deployment(Json base, const Json& sessions);
 /// "workload/sessions" has. Throws ConfigError.
 Json sessions_of_option(const std::string& named);
 
-/// What a tier of host memory is worth.
+/// Worth of a tier of host memory.
 struct TierWorth {
   std::string write;          ///< policy
   std::optional<SloRun> run;  ///< nothing: not even one session
@@ -60,8 +60,8 @@ struct SessionPlanSearch {
 struct SessionPlanned {
   TurnMeans means;
   std::string too_long;  ///< too_long_text()
-  /// Of each shape one, most sessions first, at most three. The first bears its load under three
-  /// seeds.
+  /// Runs of the best, one of each shape, most sessions first, at most three. The first sustains
+  /// its load under three seeds.
   std::vector<SloRun> best;
   std::vector<SloRun> nearest;        ///< where none meets the limits: the run that missed by least
   std::optional<SloRun> single_seed;  ///< what the best bears under one seed: what tiers compare to
@@ -73,10 +73,10 @@ struct SessionPlanned {
   bool stopped = false;
 };
 
-/// Looks for the deployment that serves the most sessions at a time within the limits: all shapes
-/// in the order of their estimates, pools of prefill and decode among them, each given up by a
-/// short run that misses; then chunks, drafts, copies of experts and routers of requests of the
-/// best; then longer runs; then the best with host memory as a tier. Same question, same answer.
+/// Looks for the deployment that serves the most sessions at a time within the limits. It tries all
+/// shapes in the order of their estimates, pools among them, and gives each up by a short run that
+/// misses. Then it tries chunks, drafts, copies of experts and routers of requests of the best,
+/// longer runs, and the best with host memory as a tier. Same question, same answer.
 SessionPlanned make_session_plan(const SessionPlanSearch&, TraceLibrary&, Remarks&,
                                  const PlanHooks&);
 

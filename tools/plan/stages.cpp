@@ -67,7 +67,7 @@ void join_best(std::vector<SloRun>& best, std::vector<SloRun> found) {
     return std::pair(a.per_second(), a.trial.attainment) >
            std::pair(b.per_second(), b.trial.attainment);
   });
-  // What was found first has fewer settings of its own.
+  // Runs that were found first have fewer settings of their own.
   std::set<std::string> seen;
   std::erase_if(best,
                 [&](const SloRun& run) { return !seen.insert(choices_of(run).shape()).second; });

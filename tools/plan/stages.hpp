@@ -36,7 +36,7 @@ SloHooks begin_stage(const PlanHooks&, const std::string& stage, const std::stri
 void keep_nearest(std::vector<SloRun>& nearest, const SloResult&);
 
 /// Adds runs to the best: most load first, of equal loads what meets the limits for more, then what
-/// was found first; of each shape one.
+/// was found first. There is one of each shape.
 void join_best(std::vector<SloRun>& best, std::vector<SloRun> found);
 
 }  // namespace moesim

@@ -8,9 +8,9 @@
 
 namespace moesim {
 
-/// What `trace info FILE` says of a file of requests or sessions: lengths, turns, growth, gaps, and
-/// how much of the prompts a cache without a clock would hit, by its capacity. One of the hash_ids
-/// of a file covers `id_block` tokens. Throws ConfigError.
+/// Facts that `trace info FILE` prints of a file of requests or sessions: lengths, turns, growth,
+/// gaps. Also how much of the prompts a cache without a clock would hit, by its capacity. One of
+/// the hash_ids of a file covers `id_block` tokens. Throws ConfigError.
 OrderedJson request_info(const std::filesystem::path& file, std::int32_t id_block);
 /// The same as tables.
 std::string request_info_text(const OrderedJson& info);

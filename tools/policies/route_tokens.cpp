@@ -31,7 +31,7 @@ Counts counts_of(const ConfigNode& layer, int experts) {
   return counts;
 }
 
-// One layer's tokens: how many per expert and, where they came as "topk_ids", each one's choices.
+// Tokens of one layer: how many per expert and, where they came as "topk_ids", each one's choices.
 struct LayerTokens {
   Counts counts;
   std::vector<std::uint16_t> ids;  // [tokens, k], by rank

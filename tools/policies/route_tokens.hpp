@@ -7,8 +7,8 @@
 
 namespace moesim {
 
-/// One decision of a token router, explained: what each GPU serves of the tokens in `tokens_file`,
-/// {"tokens": [layers][experts]} or {"topk_ids": [layers][tokens][k], "source_rank": [tokens]},
+/// A decision of a token router, explained: what each GPU serves of the tokens in `tokens_file`. It
+/// has {"tokens": [layers][experts]} or {"topk_ids": [layers][tokens][k], "source_rank": [tokens]},
 /// under the placement in `placement_file`. Tables, or JSON. Throws ConfigError if the files do not
 /// fit each other or the policy.
 std::string routed_tokens(const ConfigNode& policy, const std::string& placement_file,

@@ -80,7 +80,7 @@ Seen rows_with_experts(const PlaceOptions& options, std::vector<ExpertLoad> rows
     const auto counted = [](const ExpertLoad& row) {
       return std::ranges::any_of(row, [](double tokens) { return tokens > 0; });
     };
-    // Where nothing was counted at all, no row tells a dense layer.
+    // If nothing was counted at all, no row tells a dense layer.
     const bool some_dense =
         !std::ranges::all_of(rows, counted) && std::ranges::any_of(rows, counted);
     for (std::size_t i = 0; some_dense && i < rows.size(); ++i) {
@@ -128,7 +128,7 @@ struct Placed {
   std::vector<ExpertLoad> load;  // uniform where none was seen
 };
 
-// By --policy, from what was seen.
+// Makes a placement by --policy, from what was seen.
 Placed make_placement(const PlaceOptions& options) {
   if (options.policy.name.empty()) throw ConfigError("place needs --policy or --placement");
   const auto placer = placers().make(options.policy.node());

@@ -32,7 +32,7 @@ std::string served_table(const ClusterReport& report) {
   return table.text();
 }
 
-// What the others cost each.
+// Table of what the others cost each.
 std::string spine_table(const ClusterReport& report) {
   Table table(
       {"deployment", "sends GB/s", "others send", "tpot ms alone", "now", "output/s alone", "now"});

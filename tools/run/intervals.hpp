@@ -7,14 +7,14 @@
 
 namespace moesim {
 
-/// Hardware that could as well be true: the constants of every kernel family and collective make it
-/// faster or slower by exp(s z), z normal: s is what a fit's median error says of a normal's
-/// spread, and `unmeasured_error` stands in where a family was never measured on the GPU. Shares
-/// stay at most 1. Tables likewise, each by KernelTables::error(). `draw` names the copy. Pure.
+/// Hardware that could as well be true. The constants of every kernel family and collective make it
+/// faster or slower by exp(s z), z normal; s is what a fit's median error says of a normal's
+/// spread. `unmeasured_error` replaces it where a family was never measured on the GPU. Shares stay
+/// at most 1. Tables likewise, each by KernelTables::error(). `draw` names the copy. Pure.
 ExperimentSpec resampled(ExperimentSpec, int draw);
-/// Recordings that could as well have been made: their requests are drawn again with replacement,
-/// those of even index from among even ones and odd from odd, so that what a placement is fitted on
-/// stays apart. Generated traces stay as they are: a seed of their own draws them. Pure.
+/// Recordings that could as well have been made. Their requests are drawn again with replacement,
+/// even ones from among even ones and odd from odd. So what a placement is fitted on stays apart.
+/// Generated traces stay as they are: a seed of their own draws them. Pure.
 Traces resampled(Traces, std::uint64_t seed, int draw);
 
 /// The median error of families that were fitted on other GPUs alone, about what validate shows.

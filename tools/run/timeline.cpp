@@ -40,7 +40,7 @@ struct Slice {
 
 using Layers = std::span<const std::size_t>;  // MoE layers of a step
 
-// What an EP rank's experts did in a MoE layer, in the mean of these.
+// Arguments of an EP rank's experts in a MoE layer, in the mean of these.
 std::string expert_args(const StepCost& cost, std::size_t rank, Layers layers) {
   double activated = 0, tokens = 0;
   for (const std::size_t layer : layers) {
@@ -75,10 +75,10 @@ std::vector<Slice> slices_with_afd(const StepCost& cost, const Timeline::Gpu& gp
   return {{"experts", busy, expert_args(cost, *gpu.rank, layers)}, {"idle", idle * share}};
 }
 
-// What one GPU did in some of the MoE layers of its stage, in order. The parts of the cost are
-// those of the slowest rank at each barrier, or, where some are hidden beside others, what is
-// exposed; what this GPU waited there is its own work short of that. A pipeline's are the mean
-// stage's; of its GPUs without MoE layers what the others do for experts is "pipeline".
+// Slices of one GPU in some of the MoE layers of its stage, in order. The parts of the cost are
+// those of the slowest rank at each barrier, or, where some are hidden, what is exposed. What this
+// GPU waited there is its own work short of that. A pipeline's are the mean stage's; of its GPUs
+// without MoE layers what the others do for experts is "pipeline".
 std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Layers layers) {
   if (cost.afd) return slices_with_afd(cost, gpu, layers);
   const auto& outcomes = cost.layers;
@@ -317,7 +317,7 @@ void Timeline::request_left(std::uint32_t id, const RequestRecord& request) {
   if (request.turn) add_turn(request);
 }
 
-// What a turn that was answered waited for and did, on the lane of its agent.
+// Adds what a turn that was answered waited for and did, on the lane of its agent.
 void Timeline::add_turn(const RequestRecord& request) {
   const SessionTurn& turn = *request.turn;
   const auto [found, is_new] =

@@ -25,17 +25,17 @@ namespace moesim {
 /// The layers of a step are folded: all attention, up to the barrier, then all dispatch, all
 /// experts, up to the barrier, all combine. "attention" is everything that a GPU computes by itself
 /// outside the routed experts (gate, packing, shared and dense FFNs, LM head, ...). A lane fills
-/// its steps exactly. The MoE layers of one step may be told apart: what layers do not have each
+/// its steps exactly. The MoE layers of one step may be told apart. What layers do not have each
 /// for themselves, such as attention, is then shared out evenly. The lanes of a pipeline hold all
-/// micro-batches of a step, as its mean stage computes them, the experts of its own layers, and
-/// "pipeline", what is waited for other stages. An instant "hot rank" marks a step in which the
-/// busiest rank of a layer has more than hot_rank_threshold times the mean tokens: the worst
+/// micro-batches of a step, as its mean stage computes them. They hold the experts of its own
+/// layers, and "pipeline", the waits for other stages. An instant "hot rank" marks a step in which
+/// the busiest rank of a layer has more than hot_rank_threshold times the mean tokens: the worst
 /// layer's.
 ///
 /// Holds one step at a time; observers of other events add them the same way.
 class Timeline : public RunObserver {
  public:
-  /// Where an event stands, in the format's words.
+  /// Lane of an event, in the format's words.
   struct Lane {
     int process;
     std::int64_t thread;

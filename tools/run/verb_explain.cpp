@@ -161,7 +161,7 @@ int mean_batch(const ConfigNode& config, TraceLibrary& traces, int context) {
   return std::clamp(static_cast<int>(std::lround(decodes / steps / tokens)), 1, most);
 }
 
-// Whether the step is the mean batch of the experiment's own load: one is asked for, of no size.
+// True if the step is the mean batch of the experiment's own load: one is asked for, of no size.
 bool of_own_load(const ExplainOptions& options) {
   return options.steps.empty() && !options.sequences && options.kind == "decode";
 }
@@ -228,17 +228,17 @@ std::string room_text(const StepContent& content, const Deployment& e) {
 
 double intensity(double flops, double bytes) { return bytes > 0 ? flops / bytes : 0; }
 
-/// Of the data sheet's peak in the operation's own precision; padded rows count.
+/// Share of the data sheet's peak in the operation's own precision; padded rows count.
 double peak_share(const ExplainedOperation& op) {
   return op.peak_flops > 0 ? op.flops / op.peak_flops : 0;
 }
 
-/// Of the mean GPU: those of a rank send unlike amounts, and a link has two ends.
+/// Bytes of the mean GPU: those of a rank send unlike amounts, and a link has two ends.
 double link_bytes_of_mean(const ExplainedOperation& op, const ParallelPlan& plan) {
   return op.link_bytes / plan.stage_gpus();
 }
 
-/// Of the GPU that runs the operation.
+/// Share of the bandwidth of the GPU that runs the operation.
 double bandwidth_share(const ExplainedOperation& op, const ServedModel& e) {
   const GpuSpec& gpu = op.part == Part::experts ? e.expert_cluster().gpu : e.cluster.gpu;
   return op.seconds > 0 ? op.hbm_bytes / op.seconds / gpu.hbm_bandwidth.value() : 0;
@@ -343,7 +343,7 @@ OrderedJson held_up_json(const std::optional<HeldUp>& held) {
 }
 
 /// Experts of a layer with tokens, mean over the MoE layers of the first step and its alternating
-/// micro-batches, and as many tokens under uniform routing; nothing for a dense model.
+/// micro-batches. Also those of as many tokens under uniform routing; nothing for a dense model.
 struct ActiveExperts {
   double mean = 0, uniform = 0;
   int micro_batches = 1;
@@ -379,7 +379,7 @@ std::string to_text(const std::optional<ActiveExperts>& active, const MoeModel& 
                      active->mean, model.experts, active->uniform, of_each);
 }
 
-/// What of the exchanges runs beside something else: the table's rows add up to more than the step.
+/// Text of how much of the exchanges is hidden: the table's rows add up to more than the step.
 std::string hidden_text(const StepCost& cost) {
   const Seconds hidden = cost.dispatch.hidden + cost.combine.hidden + cost.all_reduce.hidden;
   if (hidden <= Seconds{} || cost.afd) return "";
@@ -465,8 +465,8 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
   return json;
 }
 
-/// The operation's name, with its part where another part has one of this name, and how often it is
-/// done where two rows of its part have the name; what its time rests on.
+/// Name of the operation, with its part where another part has one of this name. It says how often
+/// it is done where two rows of its part have the name. Marks say what its time rests on.
 std::string marked(const ExplainedOperation& op, std::span<const ExplainedOperation> all) {
   constexpr std::array<std::string_view, evidence_names.size()> marks{"",   " *", " ?", " =",
                                                                       " ~", " ^", " +"};
@@ -482,7 +482,7 @@ std::string marked(const ExplainedOperation& op, std::span<const ExplainedOperat
                      marks[at(op.evidence)]);
 }
 
-/// What the marks mean, where there are any.
+/// Legend of the marks, where there are any.
 std::string grounds_of(const StepCost& cost) {
   const auto share = shares(cost);
   const double beyond = share[at(Evidence::extrapolated)];
@@ -506,7 +506,7 @@ std::string grounds_of(const StepCost& cost) {
   return text;
 }
 
-/// What the bounds mean that are no part of a GPU, where an operation has one.
+/// Legend of the bounds that are no part of a GPU, where an operation has one.
 std::string bounds_of(const ExplainedStep& step) {
   constexpr std::array meanings{
       std::pair{Resource::launch, "launch: more than half of the time starts and ends kernels"},
@@ -572,7 +572,7 @@ Table operations_table(const ExplainedStep& step, const Deployment& e) {
   return table;
 }
 
-/// What loads of KV blocks from tiers take, which are no part of a step, and who waits for them.
+/// Text of what loads of KV blocks from tiers take, and who waits for them: no part of a step.
 std::string tiers_text(const Deployment& e) {
   constexpr std::array waits{"the request waits, steps go on", "the step waits",
                              "the step waits for the first layer's blocks alone"};

@@ -47,7 +47,7 @@ struct RunOptions {
 
 std::string percent(double value) { return fmt::format("{:.1f} %", value * 100); }
 
-// What was held back, what moved and what stopped, when anything did.
+// Text of what was held back, what moved and what stopped, when anything did.
 std::string events_of(const PoolStats& pool) {
   std::string text;
   if (const auto& held = pool.prefill_alignment) {
@@ -97,7 +97,7 @@ std::string bands_of(const OrderedJson& intervals) {
   return "\n" + table.text();
 }
 
-// Where groups of two pools were over the run.
+// Text of where groups of two pools were over the run.
 std::string roles_of(const PoolsStats& pools) {
   if (!pools.roles) return "";
   const PoolRolesStats& roles = *pools.roles;
@@ -147,7 +147,7 @@ std::string abandoned(const Metrics& metrics) {
                      metrics.cancelled.value_or(0));
 }
 
-// Whether throughput is that of a steady state, and how much was asked for.
+// Text of the state: is throughput that of a steady state, and how much was asked for?
 std::string state_of(const MeasurementStats& measurement, const Summary& tpot) {
   const std::optional<double>& offered = measurement.offered_request_rate;
   const std::string& state = measurement.state;
@@ -370,7 +370,7 @@ std::string afd_text(const PoolStats& pool) {
          "\n";
 }
 
-// Where the time of steps goes, and what experts, buffers and KV cache made of it.
+// Text of where the time of steps goes, and what experts, buffers and KV cache made of it.
 std::string pool_text(const PoolStats& pool, const Deployment& e) {
   std::string parts;
   for (const auto& [part, entry] : pool.breakdown.parts) {
@@ -546,7 +546,7 @@ std::string trust_of(const OrderedJson& document, const Experiment& e) {
   return trust_line({{"breakdown", Json(document["breakdown"])}}, e.config);
 }
 
-// Of the document of a run with several deployments.
+// Trust line of the document of a run with several deployments.
 std::string trust_of(const OrderedJson& document, const ConfigNode& config) {
   std::vector<Json> breakdowns;
   for (const auto& [name, one] : document["deployments"].items())
@@ -581,7 +581,7 @@ OrderedJson intervals_of(const ConfigNode& config) {
   return intervals(config, runs, [&](int finished) { progress.update(finished, runs); });
 }
 
-// What is written of one run.
+// Refuses options of what is written of one run.
 void refuse_options_of_one_run(const RunOptions& options) {
   const std::pair<const char*, bool> of_one_run[] = {
       {"--requests", !options.requests.empty()}, {"--steps", !options.steps.empty()},
@@ -628,7 +628,7 @@ int run_deployments(const RunOptions& options, const ConfigNode& config) {
   return std::ranges::all_of(report.deployments, served) ? 0 : 3;
 }
 
-// What a run writes while it runs.
+// Files that a run writes while it runs.
 class RunFiles {
  public:
   RunFiles(const RunOptions& options, const Experiment& experiment) : options_(options) {
