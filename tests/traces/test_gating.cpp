@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "sim/placement/placement.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
@@ -557,6 +558,92 @@ TEST_CASE("counts gating picks experts exactly as often as they were counted") {
                          model_of(1, 2, 1));
              }),
              Contains("expert 0 in layer 0 is 1.5; expected a whole number"));
+}
+
+// What is drawn has what was observed, within 2 %, for random targets that a popularity can have.
+TEST_CASE("observed gating activates as many experts as were observed") {
+  const MoeModel model = model_of(12, 128, 8);
+  const std::string start = R"({"type": "observed", "requests": 256, "prompt_rows": 0, )";
+  // Qwen3-30B-A3B as LLMServingSim counted: every choice at one token, .87 of even popularity in
+  // mid-range.
+  const auto even = [](int tokens) { return 128 * (1 - std::pow(1 - 8 / 128., tokens)); };
+  const RoutingTrace trace =
+      generated(start + fmt::format(R"("active_experts": [{{"tokens": 1, "experts": 8}},
+                                                {{"tokens": 16, "experts": {}}}]}})",
+                                    .87 * even(16)),
+                model);
+  trace.check_ids();
+  for (const DistinctExperts& found : distinct_experts(trace, std::array{1, 16}, 1))
+    CHECK_THAT(found.decode, WithinRel((found.batch == 1 ? 1 : .87) * even(found.batch), .02));
+
+  Rng rng(1, "targets");
+  for (int i = 0; i < 8; ++i) {
+    // A curve of popularity gating, which has another shape, and of counts.
+    const RoutingTrace source = generated(
+        fmt::format(R"({{"type": "popularity", "requests": 256, "prompt_rows": 0, "decode_rows": 64,
+                         "popularity_sigma": {}, "popularity_spread": 0}})",
+                    .2 + 1.3 * rng.uniform()),
+        model, at(i));
+    const auto wanted = distinct_experts(source, std::array{4, 32}, 2);
+    std::string points;
+    for (const DistinctExperts& of : wanted)
+      points += fmt::format(R"({}{{"tokens": {}, "experts": {}}})", points.empty() ? "" : ", ",
+                            of.batch, of.decode);
+    const RoutingTrace drawn =
+        generated(start + R"("active_experts": [)" + points + "]}", model, at(i));
+    const auto found = distinct_experts(drawn, std::array{4, 32}, 3);
+    for (std::size_t p = 0; p < found.size(); ++p)
+      CHECK_THAT(found[p].decode, WithinRel(wanted[p].decode, .03));
+  }
+
+  using Catch::Matchers::Contains;
+  const auto refused = [&](const std::string& more) {
+    return config_error([&] { gatings().make(config(start + more))->outline(model, 1); });
+  };
+  CHECK_THAT(
+      refused(R"("active_experts": [{"tokens": 16, "experts": 100}]})"),
+      Contains("cannot activate so many experts of test model; the nearest are 82.4 with 16"));
+  CHECK_THAT(refused(R"("active_experts": []})"), Contains("names no batch"));
+  CHECK_THAT(refused(R"("balancedness": 0.5, "active_experts": [{"tokens": 1, "experts": 8}]})"),
+             Contains("either active_experts or balancedness"));
+  CHECK_THAT(refused(R"("gpus": 8})"), Contains("either active_experts or balancedness"));
+  CHECK_THAT(refused(R"("balancedness": 0.99, "tokens": 64})"), Contains("a balancedness of "));
+  CHECK_THAT(refused(R"("balancedness": 0.5, "gpus": 7})"),
+             Contains("gpus 7 do not divide the model's 128 experts"));
+  CHECK_THAT(refused(R"("balancedness": 0.2, "tokens": 64})"), Contains("a balancedness of 0.4"));
+}
+
+TEST_CASE("observed gating is as balanced over GPUs as an engine logged") {
+  const MoeModel model = model_of(24, 128, 8);
+  for (const double wanted : {.45, .6, .75, .85}) {
+    for (const int tokens : {64, 256}) {
+      if (wanted > .8 && tokens == 64) continue;  // more than equally popular experts have
+      CAPTURE(wanted, tokens);
+      const RoutingTrace trace = generated(
+          fmt::format(R"({{"type": "observed", "requests": 512, "prompt_rows": 0, "decode_rows": 64,
+                           "balancedness": {}, "gpus": 8, "tokens": {}}})",
+                      wanted, tokens),
+          model);
+      // Steps of a token of each of `tokens` requests.
+      double means = 0, maxima = 0;
+      trace.visit([&](auto ids) {
+        const auto width = at(trace.row_ids());
+        for (std::size_t first = 0; first + at(tokens) <= trace.requests().size();
+             first += at(tokens))
+          for (std::size_t row = 0; row < 64; row += 8)
+            for (std::size_t layer = 0; layer < 24; ++layer) {
+              std::array<int, 8> load{};
+              for (std::size_t r = first; r < first + at(tokens); ++r)
+                for (std::size_t i = 0; i < 8; ++i)
+                  ++load[ids[(at(trace.requests()[r].row_start) + row) * width + layer * 8 + i] /
+                         16];
+              means += tokens;
+              maxima += *std::ranges::max_element(load);
+            }
+      });
+      CHECK_THAT(means / maxima, WithinRel(wanted, .02));
+    }
+  }
 }
 
 TEST_CASE("a generator's options are checked") {

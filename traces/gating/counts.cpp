@@ -46,25 +46,6 @@ Counts read_counts(const NpyArray& file, const std::string& place) {
   return counts;
 }
 
-/// Draws k distinct experts, expert e with probability k counts[e] / sum(counts), exactly:
-/// systematic sampling in random order (Madow 1949; Hartley and Rao 1962). Experts lie one after
-/// another on a line, each k counts[e] long. A comb with a tooth every sum(counts) is put down at
-/// random. No expert gets two teeth while none is longer than that.
-void draw(std::span<const std::int64_t> counts, std::int64_t sum, std::span<std::uint16_t> order,
-          std::span<std::uint16_t> picks, Rng& rng) {
-  const auto k = static_cast<std::int64_t>(picks.size());
-  auto tooth = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(sum)));
-  std::int64_t end = 0;
-  std::size_t picked = 0;
-  for (std::size_t i = 0; i < order.size() && picked < picks.size(); ++i) {
-    std::swap(order[i], order[i + rng.below(order.size() - i)]);  // a step of a shuffle
-    end += k * counts[order[i]];
-    if (tooth >= end) continue;
-    picks[picked++] = order[i];
-    tooth += sum;
-  }
-}
-
 /// Tables of counts of a file, one for each workload.
 struct CountsFile {
   std::vector<std::string> workloads;
@@ -124,7 +105,7 @@ class CountsGating final : public SyntheticGating {
       std::iota(order.begin(), order.end(), std::uint16_t{0});
       for (std::size_t i = 0; i * k < ids.size(); ++i) {
         const std::size_t layer = i % layers % counts.size();
-        draw(counts[layer], sums[workload][layer], order, ids.subspan(i * k, k), rng);
+        draw_by_counts(counts[layer], sums[workload][layer], order, ids.subspan(i * k, k), rng);
       }
     };
     return fill_trace(model, rows(), "tokens drawn by counts", seed, fill);
@@ -165,6 +146,21 @@ class CountsGating final : public SyntheticGating {
 };
 
 }  // namespace
+
+void draw_by_counts(std::span<const std::int64_t> counts, std::int64_t sum,
+                    std::span<std::uint16_t> order, std::span<std::uint16_t> picks, Rng& rng) {
+  const auto k = static_cast<std::int64_t>(picks.size());
+  auto tooth = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(sum)));
+  std::int64_t end = 0;
+  std::size_t picked = 0;
+  for (std::size_t i = 0; i < order.size() && picked < picks.size(); ++i) {
+    std::swap(order[i], order[i + rng.below(order.size() - i)]);  // a step of a shuffle
+    end += k * counts[order[i]];
+    if (tooth >= end) continue;
+    picks[picked++] = order[i];
+    tooth += sum;
+  }
+}
 
 std::span<const Key> counts_gating_keys() {
   static constexpr Key keys[] = {

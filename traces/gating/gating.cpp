@@ -10,6 +10,8 @@ std::unique_ptr<Gating> make_popularity_gating(ConfigReader& options);
 std::span<const Key> popularity_gating_keys();
 std::unique_ptr<Gating> make_counts_gating(ConfigReader& options);
 std::span<const Key> counts_gating_keys();
+std::unique_ptr<Gating> make_observed_gating(ConfigReader& options);
+std::span<const Key> observed_gating_keys();
 std::unique_ptr<Gating> make_topical_gating(ConfigReader& options);
 std::span<const Key> topical_gating_keys();
 std::unique_ptr<Gating> make_recorded_gating(ConfigReader& options);
@@ -24,6 +26,8 @@ const Registry<Gating>& gatings() {
         make_popularity_gating, popularity_gating_keys},
        {"counts", "tokens drawn independently, experts as often as a file counted them",
         make_counts_gating, counts_gating_keys},
+       {"observed", "tokens drawn independently, as unevenly as an engine logged them",
+        make_observed_gating, observed_gating_keys},
        {"topical",
         "popularity, plus what requests and workloads have in common; presets fitted to models",
         make_topical_gating, topical_gating_keys},

@@ -28,7 +28,7 @@ class Gating {
   virtual std::string remark() const { return {}; }
 };
 
-/// The table: uniform, popularity, counts, topical, recorded.
+/// The table: uniform, popularity, counts, observed, topical, recorded.
 const Registry<Gating>& gatings();
 
 }  // namespace moesim

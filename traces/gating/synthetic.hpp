@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "hardware/rng.hpp"
 #include "models/moe_model.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/routing_trace.hpp"
@@ -65,7 +66,7 @@ class SyntheticGating : public Gating {
   explicit SyntheticGating(ConfigReader& options) : rows_(read_rows(options)) {}
   explicit SyntheticGating(SyntheticRows rows) : rows_(std::move(rows)) {}
   /// Experts come in turn, in two requests of each workload.
-  RoutingTrace outline(const MoeModel& model, std::uint64_t seed) const final;
+  RoutingTrace outline(const MoeModel& model, std::uint64_t seed) const override;
 
  protected:
   const SyntheticRows& rows() const { return rows_; }
@@ -84,6 +85,14 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
 RoutingTrace fill_trace(const MoeModel& model, const SyntheticRows& rows, std::string_view recipe,
                         std::uint64_t seed,
                         const std::function<void(std::size_t, std::span<std::uint16_t>)>& fill);
+
+/// Draws k distinct experts, expert e with probability k counts[e] / sum(counts), exactly:
+/// systematic sampling in random order (Madow 1949; Hartley and Rao 1962). Experts lie one after
+/// another on a line, each k counts[e] long. A comb with a tooth every sum(counts) is put down at
+/// random. No expert gets two teeth while none is longer than that.
+/// `order` holds all experts and is shuffled.
+void draw_by_counts(std::span<const std::int64_t> counts, std::int64_t sum,
+                    std::span<std::uint16_t> order, std::span<std::uint16_t> picks, Rng& rng);
 
 /// The model layers that have experts. Throws ConfigError if there are none.
 std::vector<int> moe_layer_ids(const MoeModel& model);
