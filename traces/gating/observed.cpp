@@ -28,9 +28,8 @@ struct Balance {
 
 constexpr double tolerance = .02;  // of what was observed
 
-/// Chances of experts to be chosen by a token, of one shape: the e-th of E has the weight
-/// exp(spread (z + tail (z^2 - 1))), where z is its quantile of a logistic distribution with
-/// variance 1.
+/// Chances of experts to be chosen by a token. The e-th of E has the weight
+/// exp(spread (z + tail (z^2 - 1))). Its z is a quantile of a logistic distribution of variance 1.
 struct Shape {
   double spread = 0;
   double tail = 0;  ///< above 0 a few experts stand out, below 0 a few are idle
