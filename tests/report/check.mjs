@@ -1,6 +1,6 @@
 // Opens a report in headless Chromium, without a network, and uses it as its reader would.
-//   node check.mjs CHROMIUM REPORT.html PARETO.csv FOLDER POOLS.html    (the CSV of `moesim pareto`, for the folder of
-//   screenshots, the report of a sweep over pools)
+//   node check.mjs CHROMIUM REPORT.html PARETO.csv FOLDER POOLS.html PLAN.html    (the CSV of `moesim pareto`, for the folder
+//   of screenshots, the report of a sweep over pools, the page of a plan)
 import assert from 'node:assert/strict';
 import fs from 'node:fs';
 import path from 'node:path';
@@ -8,7 +8,7 @@ import { createRequire } from 'node:module';
 import { pathToFileURL } from 'node:url';
 
 const { chromium } = createRequire(new URL('../../tools/report/package.json', import.meta.url))('playwright-core');
-const [executablePath, report, pareto_csv, folder, pools] = process.argv.slice(2);
+const [executablePath, report, pareto_csv, folder, pools, plan] = process.argv.slice(2);
 fs.mkdirSync(folder, { recursive: true });
 
 const browser = await chromium.launch({
@@ -49,12 +49,35 @@ const x_range = page => page.evaluate(() => {
 const series_names = page => page.evaluate(() =>
   [...new Set(echarts.getInstanceByDom(document.getElementById('frontier-chart')).getOption().series.map(s => s.name))].filter(n => n !== 'selected'));
 const tooltip_in = (page, chart, text) => page.locator(`${chart} > div`).filter({ hasText: text }).last();
+// What a reader is not to see: a page without end, a column that says nothing, two things under one name.
+async function check_brevity(page, what) {
+  const height = await page.evaluate(() => document.documentElement.scrollHeight);
+  assert.ok(height <= 3000, `${what}: ${height} px tall`);
+  const constant = await page.evaluate(() => ['answer-table', 'points-table'].flatMap(id => {
+    const rows = [...document.querySelectorAll(`#${id} tbody tr:not(.launch)`)].map(row => [...row.children].map(cell => cell.textContent));
+    const heads = [...document.querySelectorAll(`#${id} thead th`)].map(cell => cell.textContent);
+    return rows.length < 2 ? [] : heads.filter((head, i) => head !== 'point' && rows.every(row => row[i] === rows[0][i]));
+  }));
+  assert.deepEqual(constant, [], `${what}: columns of one value`);
+  const names = await page.evaluate(() => ({
+    legends: [...document.querySelectorAll('.legend')].map(box => [...box.children].map(one => one.textContent)),
+    bars: echarts.getInstanceByDom(document.getElementById('parts-chart')).getOption().yAxis[0].data,
+    drawn: [...document.querySelectorAll('#parts-chart text')].map(one => one.textContent),
+  }));
+  for (const list of [...names.legends, names.bars]) assert.deepEqual(list, [...new Set(list)], `${what}: equal names`);
+  assert.ok(names.bars.length > 1 && !names.drawn.some(text => text.includes('...')), `${what}: names are cut`);
+  return names;
+}
+async function saved(page, button) {
+  const [download] = await Promise.all([page.waitForEvent('download'), page.locator(button).click()]);
+  return fs.readFileSync(await download.path());
+}
 const fits = page => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth);
 
 try {
   const { page, complaints } = await open(1280);
   await page.screenshot({ path: path.join(folder, 'report-1280.png'), fullPage: true });
-  assert.equal(await page.title(), 'tiny on h100x8 · moesim');
+  assert.equal(await page.title(), 'tiny on 8 x H100 · moesim');
   assert.ok(await fits(page), 'wider than the window at 1280');
 
   // The lines are what `moesim pareto` calls the frontiers.
@@ -155,7 +178,16 @@ try {
   await page.locator('#parts-kind').selectOption('prefill');
   assert.ok((await bars()).includes('experts'));
 
+  // The chart is saved with a legend, the points with all numbers.
+  const svg = String(await saved(page, '#save-svg'));
+  for (const name of names) assert.ok(svg.includes(name), `${name} in the saved picture`);
+  assert.match(String((await saved(page, '#save-png')).subarray(1, 4)), /PNG/);
+  const rows = String(await saved(page, '#save-csv')).trim().split('\n');
+  assert.deepEqual(rows.slice(1).map(row => row.split(',')[0]), await page.evaluate(() => data.points.map(p => p.id)));
+
   // Heat maps: two points, activated experts and tokens of 4 layers on 8 GPUs, one scale.
+  await page.locator('#loads-box > summary').click();
+  await page.waitForFunction(() => document.querySelector('#load-tokens-1 svg'));
   for (const id of ['load-activated-0', 'load-activated-1', 'load-tokens-0', 'load-tokens-1']) {
     const cells = await page.evaluate(id => echarts.getInstanceByDom(document.getElementById(id)).getOption().series[0].data.length, id);
     assert.equal(cells, 32);
@@ -169,6 +201,8 @@ try {
   await map_tip.waitFor({ state: 'visible', timeout: 60000 });
 
   // The table sorts; the point that failed says why, its markup shown as text.
+  await page.locator('#all-box > summary').click();
+  await page.locator('#unfinished > summary').click();
   await page.locator('#points-table thead button').nth(3).click();
   const column = await page.locator('#points-table tbody tr td:nth-child(5)').allInnerTexts();
   assert.equal(column.length, 24);
@@ -176,6 +210,9 @@ try {
   assert.match(await page.locator('#unfinished').innerText(), /Without a result: 1[^]*<img src=x onerror=/);
   assert.equal(await page.locator('img').count(), 0);
   assert.deepEqual(complaints, []);
+
+  const wide = await open(1440);
+  await check_brevity(wide.page, 'a sweep');
 
   // A phone, the dark, and paper.
   const phone = await open(390, { hasTouch: true, isMobile: true, deviceScaleFactor: 2 });
@@ -199,6 +236,7 @@ try {
   const fleet = await open(390, { isMobile: true }, pools);
   const rows_of = async instances => {
     await fleet.page.evaluate(rows => select(data.points.find(p => p.instances.length === rows.length && has_pools(p) === rows.pools)), instances);
+    await fleet.page.evaluate(() => document.querySelectorAll('#instances').forEach(box => { box.open = true; }));
     return fleet.page.locator('#instances tbody tr').allInnerTexts();
   };
   assert.equal((await rows_of({ length: 0, pools: false })).length, 0);
@@ -209,6 +247,37 @@ try {
   assert.ok(await fits(fleet.page), 'the table of groups is wider than a phone');
   await fleet.page.screenshot({ path: path.join(folder, 'pools-390.png'), fullPage: true });
   assert.deepEqual(fleet.complaints, []);
+  const two_kinds = await open(1440, {}, pools);
+  const { legends, bars: layouts } = await check_brevity(two_kinds.page, 'pools');
+  assert.ok(legends.flat().some(name => /no pools/.test(name)) && layouts.some(name => /(^|· )pools/.test(name)), legends.flat().join('; '));
+
+  // The page of a plan: its layouts by name, their commands, and how many requests keep the limits under which load.
+  const answer = await open(1440, {}, plan);
+  const { legends: [layout_names], bars: loads } = await check_brevity(answer.page, 'a plan');
+  await answer.page.screenshot({ path: path.join(folder, 'plan-1440.png'), fullPage: true });
+  const table = await answer.page.evaluate(() => [...document.querySelectorAll('#answer-table td.name')].map(cell => cell.firstChild.nextSibling.textContent));
+  assert.deepEqual(layout_names, table);
+  assert.ok(table.some(name => /prefill .*, decode /.test(name)), table.join('; '));
+  assert.equal(loads.length, table.length);
+  assert.match(await answer.page.locator('#result').innerText(), /^[\d.]+ req\/s: /);
+  const commands = await answer.page.locator('#answer-table pre').allTextContents();
+  assert.equal(commands.length, table.length);
+  assert.equal(new Set(commands).size, commands.length);
+  for (const command of commands) assert.match(command, /vllm serve .*[^]*vllm bench serve /);
+  // Of one layout more load meets the limits for fewer; the answer's load is asked for and met.
+  const lines = await answer.page.evaluate(() => echarts.getInstanceByDom(document.getElementById('frontier-chart')).getOption().series
+    .filter(s => s.type === 'line').map(s => s.data.map(d => d.value)));
+  assert.equal(lines.length, table.length);
+  for (const line of lines) {
+    assert.ok(line.length > 1 && line.some(([, met]) => met >= .9) && line.some(([, met]) => met < .9), JSON.stringify(line));
+    const met = [...line].sort((a, b) => a[0] - b[0]).map(([, share]) => share);
+    assert.deepEqual(met, [...met].sort((a, b) => b - a));
+  }
+  assert.ok(await fits(answer.page), 'wider than the window at 1440');
+  assert.deepEqual(answer.complaints, []);
+  const small = await open(390, { isMobile: true, hasTouch: true }, plan);
+  assert.ok(await fits(small.page), 'the plan is wider than a phone');
+  await small.page.screenshot({ path: path.join(folder, 'plan-390.png'), fullPage: true });
   console.log('the page works');
 } finally {
   await browser.close();

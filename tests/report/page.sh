@@ -62,6 +62,8 @@ cat >"$work/pools.json" <<'JSON'
 JSON
 "$moesim" sweep "$work/pools.json" -o "$work/pools.sqlite" >/dev/null 2>"$work/err" || { cat "$work/err" >&2; exit 1; }
 "$moesim" report "$work/pools.sqlite" -o "$work/pools.html" --base "$work/half.json" 2>/dev/null
+"$moesim" plan --model qwen3_30b_a3b --gpu h100 --gpus 2 --isl 200 --osl 40 --ttft 300ms --tpot 30ms -o "$work/plan" \
+  >/dev/null 2>"$work/err" || { cat "$work/err" >&2; exit 1; }
 python3 - "$moesim" "$work" <<'PY'
 import json, re, shlex, sqlite3, subprocess, sys
 moesim, work = sys.argv[1:]
@@ -84,4 +86,5 @@ for point in data["points"][::9]:
 [shares] = sqlite3.connect(f"{work}/pools.sqlite").execute("SELECT min(cancelled_share), max(timeout_share) FROM metrics")
 assert shares[0] > 0 and shares[1] == 0, shares
 PY
-node tests/report/check.mjs "$chromium" "$work/report.html" "$work/pareto.csv" "${shots:-$work}" "$work/pools.html"
+node tests/report/check.mjs "$chromium" "$work/report.html" "$work/pareto.csv" "${shots:-$work}" "$work/pools.html" \
+  "$work/plan.html"

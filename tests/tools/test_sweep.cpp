@@ -14,6 +14,7 @@
 #include "tools/analysis/compare.hpp"
 #include "tools/analysis/pareto.hpp"
 #include "tools/analysis/pareto_gain.hpp"
+#include "tools/cli/gnuplot.hpp"
 #include "tools/sweep/sweep.hpp"
 
 namespace moesim::test_sweep {
@@ -328,6 +329,48 @@ TEST_CASE("a table too wide numbers long settings") {
                                     "placement #2: eplb disjoint=false trace\n"
                                     "placement #3: linear disjoint trace\n"));
   CHECK_THAT(table, !Catch::Contains("#4"));
+}
+
+TEST_CASE("no two curves of a plot are drawn alike") {
+  std::set<std::string> drawn;
+  constexpr std::size_t colours = 15, styles = 9;
+  for (std::size_t colour = 0; colour < colours; ++colour) {
+    for (std::size_t style = 0; style < styles; ++style)
+      drawn.insert(line_style(colour, style, styles));
+  }
+  CHECK(drawn.size() == colours * styles);
+}
+
+TEST_CASE("texts of pools name them, and leave out what all have alike") {
+  const Json scheduling{{"type", "decode_only"}, {"max_num_seqs", 256}};
+  const auto pools = [&](const Json& parallel) {
+    Json decode{{"scheduling", scheduling}};
+    if (!parallel.is_null()) decode["parallel"] = parallel;
+    return Json{{"prefill", Json::object()}, {"decode", decode}};
+  };
+  const Json as_prefill = pools({}), by_4 = pools({{"dp", 8}, {"tp", 1}, {"ep", 4}}),
+             by_1 = pools({{"dp", 8}, {"tp", 1}, {"ep", 1}});
+  const auto texts = texts_apart({Json(), as_prefill, by_4, by_1}, "pools");
+  CHECK(texts.at(Json()) == "no pools");
+  CHECK(texts.at(as_prefill) == "pools");
+  CHECK(texts.at(by_4) == "pools: decode ep4");
+  CHECK(texts.at(by_1) == "pools: decode ep1");
+  CHECK(setting_text(by_4) == "decode dp8 ep4 tp1 decode_only 256");
+  // Which half is which.
+  const Json both{{"prefill", {{"parallel", {{"dp", 2}}}}},
+                  {"decode", {{"parallel", {{"dp", 4}}}}}};
+  CHECK(setting_text(both) == "prefill dp2, decode dp4");
+}
+
+TEST_CASE("texts of one setting's values are never equal") {
+  const auto plan = [](int dp, int ep) { return Json{{"dp", dp}, {"tp", 1}, {"ep", ep}}; };
+  const auto texts = texts_apart({plan(8, 8), plan(8, 4), plan(16, 4)}, "parallel");
+  CHECK(texts.at(plan(8, 4)) == "dp8 ep4");
+  CHECK(texts.at(plan(16, 4)) == "dp16 ep4");
+  const Json full{{"dp", 8}, {"tp", 1}}, brief{{"dp", 8}};
+  const auto alike = texts_apart({full, brief, plan(8, 2)}, "parallel");
+  CHECK(alike.at(full) != alike.at(brief));
+  CHECK(texts_apart({Json(), Json(2)}, "replication").at(Json()) == "unset");
 }
 
 TEST_CASE("a sweep's table counts points whose rates are of no steady state") {

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/shipped.hpp"
 #include "tools/analysis/comparable.hpp"
 #include "tools/cli/output.hpp"
 
@@ -149,22 +150,24 @@ std::string label_of(const std::string& pointer, const std::string& name) {
   return fmt::format("{}{}{}", row->label, unit.empty() ? "" : ", ", unit);
 }
 
-// The name of a file without its folder and ending; that of the folder for HuggingFace's
-// config.json. The "name" of what a config says in place, or empty.
-std::string file_title(const Json* file) {
-  if (file == nullptr) return "";
-  if (file->is_object() && file->contains("name") && file->at("name").is_string())
-    return file->at("name").get<std::string>();
-  if (!file->is_string()) return "";
-  const std::filesystem::path path(file->get<std::string>());
-  return (path.filename() == "config.json" ? path.parent_path().filename() : path.stem()).string();
+// The "name" of what a config says in place or in a shipped file. Of other files their name without
+// folder and ending, or the folder's of HuggingFace's config.json; empty where nothing is said.
+std::string name_of(const Json* said, Shipped kind) {
+  if (said == nullptr) return "";
+  if (said->is_object()) return text_at(*said, "/name");
+  if (!said->is_string()) return "";
+  const std::filesystem::path path(said->get<std::string>());
+  const std::string stem =
+      (path.filename() == "config.json" ? path.parent_path().filename() : path.stem()).string();
+  const auto file = shipped_file(kind, path.has_parent_path() ? stem : path.string());
+  return file ? ConfigNode::from_file(*file).json().value("name", stem) : stem;
 }
 
 std::string title_of(const std::vector<const StoredPoint*>& done) {
   std::set<std::string> titles;
   for (const StoredPoint* point : done) {
-    const std::string model = file_title(find_value(point->config, "/model"));
-    const std::string cluster = file_title(find_value(point->config, "/cluster"));
+    const std::string model = name_of(find_value(point->config, "/model"), Shipped::model);
+    const std::string cluster = name_of(find_value(point->config, "/cluster"), Shipped::cluster);
     titles.insert(model.empty() || cluster.empty() ? "" : fmt::format("{} on {}", model, cluster));
   }
   return titles.size() == 1 ? *titles.begin() : "";
@@ -272,6 +275,21 @@ std::string group_text(const Pareto& pareto, const ParetoPoint& point) {
                         value.is_null() ? "-" : setting_text(value));
   }
   return text.empty() ? "all points" : text;
+}
+
+std::vector<std::map<Json, std::string>> group_words(const Pareto& pareto) {
+  std::vector<std::map<Json, std::string>> words;
+  for (std::size_t i = 0; i < pareto.group_names.size(); ++i) {
+    std::set<Json> values;
+    for (const ParetoPoint& point : pareto.points) values.insert(point.group[i]);
+    const std::string name = name_in_words(pareto.group_names[i]);
+    auto& texts = words.emplace_back(texts_apart(values, name));
+    // A value that could be of any axis has its name before it.
+    for (auto& [value, text] : texts) {
+      if (value.is_number() || value.is_boolean() || text == "unset") text = name + " " + text;
+    }
+  }
+  return words;
 }
 
 std::vector<std::span<const ParetoPoint>> groups_of(const Pareto& pareto) {

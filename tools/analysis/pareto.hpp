@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -54,6 +55,8 @@ Pareto pareto(const StoredSweep&, const ParetoAxes&);
 std::string name_in_words(std::string_view name);
 /// "replication=1.5, decode=metro", or "all points".
 std::string group_text(const Pareto&, const ParetoPoint&);
+/// Texts of each grouping axis' values for plots: "replication 1.5", "metro". As texts_apart().
+std::vector<std::map<Json, std::string>> group_words(const Pareto&);
 /// Its points, group after group.
 std::vector<std::span<const ParetoPoint>> groups_of(const Pareto&);
 

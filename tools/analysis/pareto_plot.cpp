@@ -2,8 +2,10 @@
 #include "tools/analysis/pareto_plot.hpp"
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tools/cli/gnuplot.hpp"
 #include "tools/cli/output.hpp"
@@ -20,39 +22,58 @@ constexpr std::string_view letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 // What a plot is made of: places under a name, drawn in one style.
 struct Series {
   std::string title, places;
-  std::size_t group = 0;
+  std::size_t colour = 0, style = 0, styles = 1, letter = 0;
   bool dominated = false;
 };
 
-void add_series(std::vector<Series>& all, Series series, std::span<const ParetoPoint> points) {
+std::string places_of(std::span<const ParetoPoint> points, bool on_frontier) {
+  std::string places;
   for (const ParetoPoint& point : points) {
-    if (point.x && point.y && point.on_frontier != series.dominated)
-      series.places += fmt::format("{} {}\n", *point.x, *point.y);
+    if (point.x && point.y && point.on_frontier == on_frontier)
+      places += fmt::format("{} {}\n", *point.x, *point.y);
   }
-  // gnuplot crashes on a terminal plot of nothing.
-  if (!series.places.empty()) all.push_back(std::move(series));
+  return places;
 }
 
-// "replication 1.5, metro": a value that could be of any axis has its name before it.
-std::string legend_of(const Pareto& pareto, const ParetoPoint& point) {
-  std::string text;
-  for (std::size_t i = 0; i < point.group.size(); ++i) {
-    const Json& value = point.group[i];
-    const std::string shown = value.is_null() ? "-" : setting_text(value);
-    const bool bare = value.is_null() || value.is_number() || value.is_boolean();
-    text += fmt::format("{}{}{}", text.empty() ? "" : ", ",
-                        bare ? name_in_words(pareto.group_names[i]) + " " : "", shown);
-  }
-  return text.empty() ? "all points" : text;
+// Numbers of different things, in order of their first use.
+template <class Key>
+std::size_t number_in(std::map<Key, std::size_t>& numbers, const Key& key) {
+  return numbers.emplace(key, numbers.size()).first->second;
 }
 
-// Dominated points come first, so that frontiers lie on top.
+// Dominated points come first, so that frontiers lie on top. The first axis that tells groups apart
+// sets the colour, the others dash and marker. Equal curves are one series, which says so.
 std::vector<Series> series_of(const Pareto& pareto) {
   std::vector<Series> all;
-  add_series(all, {"dominated", "", 0, true}, pareto.points);
-  std::size_t group = 0;
-  for (const auto& points : groups_of(pareto))
-    add_series(all, {legend_of(pareto, points.front()), "", group++}, points);
+  // gnuplot crashes on a terminal plot of nothing.
+  if (std::string places = places_of(pareto.points, false); !places.empty())
+    all.push_back({.title = "dominated", .places = std::move(places), .dominated = true});
+  const std::vector<std::map<Json, std::string>> words = group_words(pareto);
+  std::map<std::string, std::size_t> colours, styles, known;
+  for (const auto& points : groups_of(pareto)) {
+    std::vector<std::string> parts;
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      if (words[i].size() > 1) parts.push_back(words[i].at(points.front().group[i]));
+    }
+    std::string places = places_of(points, true);
+    if (places.empty()) continue;
+    const std::string title =
+        parts.empty() ? "all points" : fmt::format("{}", fmt::join(parts, ", "));
+    std::size_t colour = 0, style = 0;
+    if (!parts.empty()) {
+      const std::vector<std::string> others(parts.begin() + (parts.size() > 1 ? 1 : 0),
+                                            parts.end());
+      colour = number_in(colours, parts.front());
+      style = number_in(styles, fmt::format("{}", fmt::join(others, ", ")));
+    }
+    const std::size_t letter = known.size();
+    if (const auto [same, is_new] = known.emplace(places, all.size()); !is_new) {
+      all[same->second].title += " = " + title;
+    } else {
+      all.push_back({title, std::move(places), colour, style, 1, letter});
+    }
+  }
+  for (Series& series : all) series.styles = styles.size();
   return all;
 }
 
@@ -95,9 +116,7 @@ void plot_pareto(const Pareto& pareto, const fs::path& file) {
       terminal);
   const Drawing drawing = drawing_of(pareto, settings, [](const Series& series) -> std::string {
     if (series.dominated) return "with points pt 7 ps 0.8 lc rgb '#B0B0B0'";
-    return fmt::format("with linespoints pt {} ps 1 lw 2 lc rgb '{}'",
-                       plot_shapes[series.group % plot_shapes.size()],
-                       plot_colours[series.group % plot_colours.size()]);
+    return line_style(series.colour, series.style, series.styles) + " ps 1 lw 2";
   });
   // On stdout, so that the file is whole or not there.
   write_file(file, draw(drawing, pareto));
@@ -109,7 +128,7 @@ std::string plot_text(const Pareto& pareto) {
   const Drawing drawing = drawing_of(
       pareto, fmt::format("set terminal dumb noenhanced size {},28\nset key below\n", columns),
       [](const Series& series) {
-        const char letter = series.dominated ? '.' : letters[series.group % letters.size()];
+        const char letter = series.dominated ? '.' : letters[series.letter % letters.size()];
         return fmt::format("with points pt '{}'", letter);
       });
   std::string drawn;

@@ -2,6 +2,7 @@
 #include "tools/cli/gnuplot.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <fstream>
 
@@ -50,6 +51,17 @@ class TemporaryText {
 };
 
 }  // namespace
+
+std::string line_style(std::size_t colour, std::size_t style, std::size_t styles) {
+  constexpr std::array<std::string_view, 7> colours{"#0072B2", "#D55E00", "#009E73", "#CC79A7",
+                                                    "#E69F00", "#56B4E9", "#000000"};
+  // gnuplot's point types, full before open ones, and dash types: 35 pairs before one returns.
+  constexpr std::array<int, 7> shapes{7, 5, 9, 11, 13, 4, 6};
+  constexpr std::size_t dashes = 5;
+  style += colour / colours.size() * styles;  // colours begin anew
+  return fmt::format("with linespoints pt {} dt {} lc rgb '{}'", shapes[style % shapes.size()],
+                     1 + style % dashes, colours[colour % colours.size()]);
+}
 
 std::string plot_heading(std::string_view text) {
   std::string line = one_line(text);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -9,12 +9,10 @@
 
 namespace moesim {
 
-/// Okabe and Ito's colours, which the colour-blind tell apart; without yellow, which paper
-/// swallows.
-inline constexpr std::array<std::string_view, 7> plot_colours{
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
-/// gnuplot's point types to go with them, full before open ones.
-inline constexpr std::array<int, 7> plot_shapes{7, 5, 9, 11, 13, 4, 6};
+/// "with linespoints ..": one of many colours, and one of `styles` dashes with a marker. No two of
+/// some hundred pairs are alike. Colours are Okabe and Ito's, which the colour-blind tell apart;
+/// without yellow, which paper swallows.
+std::string line_style(std::size_t colour, std::size_t style, std::size_t styles);
 
 /// A text as the heading of a column of gnuplot's data, where nothing is run: in one line and
 /// without the quotes that end it.

@@ -7,7 +7,6 @@
 
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
-#include "tools/sweep/axes.hpp"
 
 namespace moesim {
 
@@ -40,36 +39,6 @@ std::string share_of(const SloRun& run, const char* pointer) {
 std::string router_of(const SloRun& run) {
   const Json& router = run.config.at("request_routing");
   return router.is_string() ? router.get<std::string>() : router.at("type").get<std::string>();
-}
-
-// Where the time of a session has no limit, runs are too short to say it.
-std::string table_of_sessions(const SessionPlanned& plan, int gpus) {
-  const std::vector<SloRun>& runs = plan.best.empty() ? plan.nearest : plan.best;
-  Table table({"", "sessions", "per\nGPU", "met", "hits", "ideal", "out/s\n/GPU", "first\nTTFT ms",
-               "later\nTTFT ms", "TPOT\nms", "session\ns", "chunk", "router"});
-  std::string names;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const SloRun& run = runs[i];
-    const std::string number = std::to_string(i + 1);
-    const PlannedDeployment chosen = choices_of(run);
-    table.add({number, number_text(run.per_second()), number_text(run.per_second() / gpus),
-               fmt::format("{:.0f} %", 100 * run.trial.attainment), share_of(run, hits_pointer),
-               share_of(run, ideal_pointer), text_of(run, output_pointer, 1. / gpus),
-               text_of(run, first_ttft_pointer), text_of(run, later_ttft_pointer),
-               text_of(run, tpot_pointer),
-               plan.times_sessions ? text_of(run, completion_pointer) : "-",
-               std::to_string(chosen.chunk), router_of(run)});
-    const std::string busy = busy_text(run);
-    std::string name = fmt::format("{}: {}, {}", number, chosen.shape(), chosen.routing());
-    if (plan.drafts) name += ", " + chosen.drafts_text();
-    if (run.heavier) {
-      name +=
-          fmt::format("; {:.0f} % more sessions: {} binds, met by {:.0f} %",
-                      100 * run.heavier->more, run.heavier->binds, 100 * run.heavier->attainment);
-    }
-    names += wrapped(name + (busy.empty() ? "" : "; " + busy), 100, 3) + "\n";
-  }
-  return names + "\n" + table.text();
 }
 
 OrderedJson json_of(const SloRun& run, int gpus) {
@@ -110,19 +79,46 @@ std::string tier_text(const SessionPlanned& plan, const std::string& host_memory
   return wrapped(text + ". One seed.") + "\n";
 }
 
-std::string session_answer(const SessionPlanned& plan, int gpus, const std::string& host_memory) {
-  const bool met = !plan.best.empty();
-  std::string text =
-      (plan.too_long.empty() ? "" : plan.too_long + "\n") + table_of_sessions(plan, gpus);
-  if (!met) return text;
-  text += "\n" +
-          wrapped(
-              "Ranked by sessions alive at a time within the limits. The first ran under "
-              "three seeds, the others under one. met: turns within TTFT and TPOT. "
-              "hits: prompt tokens found in the KV cache; ideal: by an endless one. "
-              "out/s/GPU: output tokens/s of a GPU. Times are p90s.") +
-          "\n";
-  return text + tier_text(plan, host_memory);
+AnswerTable session_table(const SessionPlanned& plan, int gpus) {
+  AnswerTable table;
+  table.head = {
+      "sessions",       "per\nGPU",       "met",      "hits",       "ideal", "out/s\n/GPU",
+      "first\nTTFT ms", "later\nTTFT ms", "TPOT\nms", "session\ns", "chunk", "router"};
+  for (const SloRun& run : plan.best.empty() ? plan.nearest : plan.best) {
+    const PlannedDeployment chosen = choices_of(run);
+    std::string remark;
+    if (run.heavier) {
+      remark =
+          fmt::format("{:.0f} % more sessions: {} binds, met by {:.0f} %", 100 * run.heavier->more,
+                      run.heavier->binds, 100 * run.heavier->attainment);
+    }
+    const std::string busy = busy_text(run);
+    if (!busy.empty()) remark += (remark.empty() ? "" : "; ") + busy;
+    // Where the time of a session has no limit, runs are too short to say it.
+    table.add(
+        fmt::format("{}, {}{}", chosen.shape(), chosen.routing(),
+                    plan.drafts ? ", " + chosen.drafts_text() : ""),
+        remark,
+        {number_text(run.per_second()), number_text(run.per_second() / gpus),
+         fmt::format("{:.0f} %", 100 * run.trial.attainment), share_of(run, hits_pointer),
+         share_of(run, ideal_pointer), text_of(run, output_pointer, 1. / gpus),
+         text_of(run, first_ttft_pointer), text_of(run, later_ttft_pointer),
+         text_of(run, tpot_pointer), plan.times_sessions ? text_of(run, completion_pointer) : "-",
+         std::to_string(chosen.chunk), router_of(run)});
+  }
+  return table;
+}
+
+std::string session_notes(const SessionPlanned& plan, const std::string& host_memory) {
+  const std::string too_long = plan.too_long.empty() ? "" : plan.too_long + "\n";
+  if (plan.best.empty()) return too_long;
+  return too_long +
+         wrapped(
+             "Ranked by sessions alive at a time within the limits. The first ran under "
+             "three seeds, the others under one. met: turns within TTFT and TPOT. "
+             "hits: prompt tokens found in the KV cache; ideal: by an endless one. "
+             "out/s/GPU: output tokens/s of a GPU. Times are p90s.") +
+         "\n" + tier_text(plan, host_memory);
 }
 
 OrderedJson session_json(const SessionPlanned& plan, int gpus) {

@@ -4,13 +4,15 @@
 #include <string>
 
 #include "hardware/config.hpp"
+#include "tools/plan/answer_table.hpp"
 #include "tools/plan/session_plan.hpp"
 
 namespace moesim {
 
-/// What a plan for sessions found, for people: a line for each deployment, the table of what they
-/// serve on so many GPUs, and what host memory is worth.
-std::string session_answer(const SessionPlanned&, int gpus, const std::string& host_memory);
+/// Table of a plan for sessions: a row for each deployment on so many GPUs.
+AnswerTable session_table(const SessionPlanned&, int gpus);
+/// Text below the table: what its columns say, and what host memory is worth.
+std::string session_notes(const SessionPlanned&, const std::string& host_memory);
 /// "256 GB of host memory a node are worth 31 % more sessions (84 in place of 64, write_back)."; ""
 /// where no tier was asked.
 std::string tier_text(const SessionPlanned&, const std::string& host_memory);

@@ -28,9 +28,9 @@
 #include "tools/cli/verbs.hpp"
 #include "tools/plan/lost_gpu.hpp"
 #include "tools/plan/plan.hpp"
+#include "tools/plan/plan_page.hpp"
 #include "tools/plan/session_answer.hpp"
 #include "tools/plan/stages.hpp"
-#include "tools/report/page.hpp"
 #include "tools/sweep/axes.hpp"
 #include "tools/sweep/session_options.hpp"
 #include "tools/sweep/sweep.hpp"
@@ -280,57 +280,69 @@ std::string binding_pool(const SloRun& run) {
              : "";
 }
 
-// Common properties of several rows, once for all of them: a pool that binds, and loads no further
-// apart than the search tells.
+// Rows whose loads are no further apart than the search tells; none but the first: empty.
+std::string tied_text(const std::vector<SloRun>& runs) {
+  constexpr double step = 1.0165;  // loads of the search are 1.6 % apart
+  std::vector<std::size_t> equal;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].per_second() * step >= runs.front().per_second()) equal.push_back(i);
+  }
+  return equal.size() < 2 ? ""
+                          : fmt::format(
+                                "{} tie: their loads are at most a step of 1.6 % apart, "
+                                "which the search cannot tell from a difference",
+                                numbers_text(equal));
+}
+
+// Common properties of several rows, once for all of them: a pool that binds, and ties.
 std::string shared_text(const std::vector<SloRun>& runs) {
   std::map<std::string, std::vector<std::size_t>> by_pool;
-  std::vector<std::size_t> equal;
-  constexpr double step = 1.0165;  // loads of the search are 1.6 % apart
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (const std::string pool = binding_pool(runs[i]); !pool.empty()) by_pool[pool].push_back(i);
-    if (runs[i].per_second() * step >= runs.front().per_second()) equal.push_back(i);
   }
   std::string text;
   for (const auto& [pool, rows] : by_pool) {
     if (rows.size() > 1)
       text += wrapped(fmt::format("{}: the same {} binds", numbers_text(rows), pool)) + "\n";
   }
-  if (equal.size() > 1)
-    text += wrapped(fmt::format("{} tie: their loads are at most a step of 1.6 % apart, which the "
-                                "search cannot tell from a difference",
-                                numbers_text(equal))) +
-            "\n";
+  if (const std::string tied = tied_text(runs); !tied.empty()) text += wrapped(tied) + "\n";
   return text;
 }
 
-std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const Asked& asked,
+AnswerTable table_of(const std::vector<SloRun>& runs, const Plan& plan, const Asked& asked,
                      bool by_energy) {
-  Table table({"", "copies", "routing", "chunk", "seqs", "req/s", "met", "+5 %", "uniform",
-               "p90 TTFT ms", "p90 TPOT ms", by_energy ? "J/token" : "$/M"});
-  std::string names;
+  AnswerTable table;
+  table.head = {"copies",
+                "routing",
+                "chunk",
+                "seqs",
+                "req/s",
+                "met",
+                "+5 %",
+                "uniform",
+                "p90 TTFT ms",
+                "p90 TPOT ms",
+                by_energy ? "J/token" : "$/M"};
+  const bool dense = asked.search.model.experts == 0;
+  const bool drafts = choices_in(asked.search.base).drafts > 0;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const SloRun& run = runs[i];
-    const std::string number = std::to_string(i + 1);
     const PlannedDeployment chosen = choices_of(run);
-    const bool dense = asked.search.model.experts == 0;
-    table.add({number, dense ? "-" : number_text(copies_of(chosen, asked.search.model.experts)),
-               chosen.routing(), std::to_string(chosen.chunk), std::to_string(chosen.sequences),
-               run.rate.substr(0, run.rate.find(' ')), percent(run.trial.attainment),
-               run.heavier ? percent(run.heavier->attainment) : "-", rate_or_dash(plan.uniform, i),
-               margin(run, metric("p90_ttft_ms"), "ttft"),
-               margin(run, metric("p90_tpot_ms"), "tpot"),
-               by_energy ? joules_text(run) : cost(run, asked)});
-    const std::string busy = busy_text(run);
-    const bool drafts = choices_in(asked.search.base).drafts > 0;
     const int gpus = gpus_of(chosen), all = asked.search.cluster.gpus();
-    names += wrapped(fmt::format("{}: {}{}{}; {} binds{}", number, chosen.shape(),
-                                 gpus < all ? fmt::format(", {} of {} GPUs", gpus, all) : "",
-                                 drafts ? ", " + chosen.drafts_text() : "", limit_text(run),
-                                 busy.empty() ? "" : "; " + busy),
-                     100, 3) +
-             "\n";
+    const std::string busy = busy_text(run);
+    table.add(
+        fmt::format("{}{}{}", chosen.shape(),
+                    gpus < all ? fmt::format(", {} of {} GPUs", gpus, all) : "",
+                    drafts ? ", " + chosen.drafts_text() : ""),
+        fmt::format("{} binds{}", limit_text(run), busy.empty() ? "" : "; " + busy),
+        {dense ? "-" : number_text(copies_of(chosen, asked.search.model.experts)), chosen.routing(),
+         std::to_string(chosen.chunk), std::to_string(chosen.sequences),
+         run.rate.substr(0, run.rate.find(' ')), percent(run.trial.attainment),
+         run.heavier ? percent(run.heavier->attainment) : "-", rate_or_dash(plan.uniform, i),
+         margin(run, metric("p90_ttft_ms"), "ttft"), margin(run, metric("p90_tpot_ms"), "tpot"),
+         by_energy ? joules_text(run) : cost(run, asked)});
   }
-  return names + "\n" + table.text();
+  return table;
 }
 
 // What ranks the rows, and what their columns say.
@@ -491,12 +503,27 @@ void write_config(const Asked& asked, const SloRun& run) {
   write_file(asked.config_file(), config.dump(2) + "\n");
 }
 
-void write_page(const Asked& asked, const SloRun& answer, const std::string& answer_text) {
-  PageOptions page;
-  page.chosen = PointMaker(asked.search.folder).of(answer.config).config_hash;
-  page.base = asked.config_file();
-  page.preface = answer_text;
-  write_file(asked.output + ".html", store_page(asked.output + ".sqlite", page).html);
+// Whose commands start a deployment of the question.
+std::string launched_by(const ServingQuestion& question) {
+  return question.engine == "none" ? ServingQuestion().engine : question.engine;
+}
+
+// Writes the page, if one is wanted. Whether it did.
+bool write_page(const PlanOptions& options, const Asked& asked, PlanPage page) {
+  if (!asked.keeps() || options.no_page) return false;
+  page.title = fmt::format("{} on {}", asked.search.model.name, asked.cluster);
+  page.engine = launched_by(options.question);
+  page.store = asked.store();
+  page.attainment = options.attainment;
+  try {
+    for (const SloRun& run : page.runs)
+      page.launch.push_back(launch_text(page.engine, read_spec({run.config, asked.config_file()})));
+    write_file(asked.output + ".html", plan_page(page));
+    return true;
+  } catch (const ConfigError& error) {
+    spdlog::warn("no page: {}", error.what());
+    return false;
+  }
 }
 
 std::string written_text(const Asked& asked, bool page) {
@@ -526,8 +553,7 @@ std::string question_text(const PlanOptions& options, const ServingQuestion& que
   return wrapped(fmt::format("{} ({}) on {}, {} tokens in{}, {} out;{} for {} of the requests",
                              asked.search.model.name, assumed_precision(run, asked), asked.cluster,
                              question.prompt, prefix, question.output, limits,
-                             percent(options.attainment))) +
-         "\n\n";
+                             percent(options.attainment)));
 }
 
 // Layout of the pool that decodes, as anchors name it.
@@ -599,28 +625,28 @@ int say(const PlanOptions& options, const ServingQuestion& question, const Asked
   const bool met = !plan.best.empty();
   const SloRun& first = met ? plan.best.front() : plan.nearest.front();
   const MoeModel& model = asked.search.model;
-  std::string text =
-      question_text(options, question, asked, first) +
-      table_of(met ? plan.best : plan.nearest, plan, asked, ranks_by_energy(options));
-  text += met ? "\n" + shared_text(plan.best) + kinds_text(plan) + legend(ranks_by_energy(options))
-              : "\n" + least_text(plan);
+  const std::vector<SloRun>& runs = met ? plan.best : plan.nearest;
+  const AnswerTable table = table_of(runs, plan, asked, ranks_by_energy(options));
+  const std::string asks = question_text(options, question, asked, first);
+  std::string notes =
+      met ? shared_text(plan.best) + kinds_text(plan) + legend(ranks_by_energy(options))
+          : least_text(plan);
   const Json choices = scores_of_choices({options.gpu}, {question.engine});
-  text +=
+  notes +=
       active_text(first, model) + doubts(plan, model) + choices_text(choices) + price_text(asked);
   const std::optional<LostGpu> lost = met ? lost_gpu(options, asked, first) : std::nullopt;
-  if (lost) text += to_text(*lost, first);
+  if (lost) notes += to_text(*lost, first);
+  const std::string text = asks + "\n\n" + table.text() + "\n" + notes;
   write_config(asked, first);
-  bool page = asked.keeps() && !options.no_page;
-  try {
-    if (page)
-      write_page(
-          asked, first,
-          fmt::format("{}\nmoesim run {}.json --launch {}\n", text, asked.output,
-                      question.engine == "none" ? ServingQuestion().engine : question.engine));
-  } catch (const ConfigError& error) {
-    spdlog::warn("no page: {}", error.what());
-    page = false;
-  }
+  const bool page =
+      write_page(options, asked,
+                 {.question = asks,
+                  .result = met ? fmt::format("{} req/s: {}. {}", number_text(first.per_second()),
+                                              table.shapes.front(), tied_text(plan.best))
+                                : "No deployment meets the limits; this one misses them by least.",
+                  .notes = notes,
+                  .table = table,
+                  .runs = runs});
   if (!met) {
     spdlog::error(
         "no deployment meets the SLO for {} of its requests; the nearest, at {}: {}, met by {}, {}",
@@ -776,12 +802,10 @@ std::string session_question(const PlanOptions& options, const Asked& asked, con
       limits += fmt::format("{} {} within {}", limits.empty() ? "" : ",", name, limit);
   }
   return wrapped(fmt::format(
-             "{} ({}) on {}, sessions of {}: {:.0f} turns of {:.0f} tokens in, {:.0f} of them new, "
-             "{:.0f} out, {} s between turns;{}",
-             asked.search.model.name, assumed_precision(run, asked), asked.cluster,
-             options.sessions, means.turns, means.prompt, means.computed, means.output,
-             number_text(means.gap), limits)) +
-         "\n\n";
+      "{} ({}) on {}, sessions of {}: {:.0f} turns of {:.0f} tokens in, {:.0f} of them new, "
+      "{:.0f} out, {} s between turns;{}",
+      asked.search.model.name, assumed_precision(run, asked), asked.cluster, options.sessions,
+      means.turns, means.prompt, means.computed, means.output, number_text(means.gap), limits));
 }
 
 int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPlanned& plan) {
@@ -792,16 +816,21 @@ int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPl
   }
   const SloRun& first = met ? plan.best.front() : plan.nearest.front();
   const int gpus = asked.search.cluster.gpus();
-  const std::string text = session_question(options, asked, plan.means, first) +
-                           session_answer(plan, gpus, options.host_memory) + price_text(asked);
+  const std::string asks = session_question(options, asked, plan.means, first);
+  const AnswerTable table = session_table(plan, gpus);
+  const std::string notes = session_notes(plan, options.host_memory) + price_text(asked);
+  const std::string text = asks + "\n\n" + table.text() + "\n" + notes;
   write_config(asked, first);
-  bool page = asked.keeps() && !options.no_page;
-  try {
-    if (page) write_page(asked, first, text);
-  } catch (const ConfigError& error) {
-    spdlog::warn("no page: {}", error.what());
-    page = false;
-  }
+  const bool page = write_page(
+      options, asked,
+      {.question = asks,
+       .result = met ? fmt::format("{} sessions at a time: {}. {}", number_text(first.per_second()),
+                                   table.shapes.front(), tied_text(plan.best))
+                     : "No deployment meets the limits; this one misses them by least.",
+       .notes = notes,
+       .table = table,
+       .runs = met ? plan.best : plan.nearest,
+       .sessions = true});
   if (!met) {
     const Json* rejected = find_value(first.report, "/metrics/rejected");
     const bool some = rejected != nullptr && rejected->get<double>() > 0;

@@ -82,6 +82,34 @@ std::vector<std::string> texts_of(const std::vector<Json>& values) {
   return texts;
 }
 
+// Texts that tell the values of each group's and each curve's settings apart, by their places.
+struct Words {
+  std::vector<std::map<Json, std::string>> groups, settings;
+
+  explicit Words(const Pareto& curves)
+      : groups(of(curves.group_names, curves.points, &ParetoPoint::group)),
+        settings(of(curves.setting_names, curves.points, &ParetoPoint::settings)) {}
+
+  static std::vector<std::map<Json, std::string>> of(const std::vector<std::string>& names,
+                                                     const std::vector<ParetoPoint>& points,
+                                                     std::vector<Json> ParetoPoint::*member) {
+    std::vector<std::map<Json, std::string>> words;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      std::set<Json> values;
+      for (const ParetoPoint& point : points) values.insert((point.*member)[i]);
+      words.push_back(texts_apart(values, name_in_words(names[i])));
+    }
+    return words;
+  }
+};
+
+std::vector<std::string> texts_of(const std::vector<Json>& values,
+                                  const std::vector<std::map<Json, std::string>>& words) {
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < values.size(); ++i) texts.push_back(words[i].at(values[i]));
+  return texts;
+}
+
 std::size_t count_groups(const StoredSweep& sweep, const std::vector<std::string>& by) {
   std::set<std::vector<std::string>> groups;
   for (const StoredPoint& point : sweep.points) {
@@ -300,9 +328,7 @@ std::optional<OrderedJson> compare_values(const StoredSweep& sweep, const Done& 
     }
     json["settings"] = std::move(names);
     json["also"] = std::move(also);
-    json["axis"] = axis.name;
-    json["baseline"] = text_of(baseline);
-    json["candidate"] = text_of(candidate);
+    json["axis"] = name_in_words(axis.name);
     return json;
   } catch (const ConfigError&) {
     return std::nullopt;  // no two points are equal in everything else: nothing to say
@@ -320,9 +346,13 @@ OrderedJson comparisons_of(const StoredSweep& sweep, const Done& done,
       if (value == nullptr) continue;
       if (std::find(values.begin(), values.end(), *value) == values.end()) values.push_back(*value);
     }
+    const auto texts = texts_apart({values.begin(), values.end()}, name_in_words(axis.name));
     for (std::size_t v = 1; v < values.size() && comparisons.size() < most_comparisons; ++v) {
       auto comparison = compare_values(sweep, done, axis, values.front(), values[v]);
-      if (comparison) comparisons.push_back(std::move(*comparison));
+      if (!comparison) continue;
+      (*comparison)["baseline"] = texts.at(values.front());
+      (*comparison)["candidate"] = texts.at(values[v]);
+      comparisons.push_back(std::move(*comparison));
     }
   }
   return comparisons;
@@ -416,16 +446,34 @@ bool has_objectives(const StoredSweep& sweep) {
   });
 }
 
+namespace {
+
+// True if a number is the same in all points to 1 %, or in none.
+bool hardly_varies(const StoredSweep& sweep, std::string_view pointer) {
+  constexpr double enough = .99;
+  std::vector<double> values;
+  for (const StoredPoint& point : sweep.points) {
+    if (const auto value = report_number(point, std::string(pointer))) values.push_back(*value);
+  }
+  if (values.empty()) return true;
+  const auto [least, most] = std::ranges::minmax(values);
+  return least >= enough * most;
+}
+
+}  // namespace
+
 std::vector<std::string> default_groups(const StoredSweep& sweep) {
   std::vector<std::string> by;
   for (const Axis& axis : sweep.axes) {
     if (!runs_along_a_curve(axis.pointer)) by.push_back(axis.pointer);
   }
-  // What a dispatch implies about a routing policy is the policy's doing: try it first.
+  // What a dispatch implies about a routing policy is the policy's doing: try it first. Pools have
+  // their name in any case.
   std::vector<std::string> to_try = by;
   std::stable_partition(to_try.begin(), to_try.end(), [](const std::string& pointer) {
     return pointer.starts_with("/dispatch");
   });
+  std::erase(to_try, "/pools");
   const auto without = [&](const std::string& pointer) {
     std::vector<std::string> rest = by;
     std::erase(rest, pointer);
@@ -493,7 +541,6 @@ OrderedJson heading_of(const StoredSweep& sweep, const PageOptions& options, con
                    {"trust", trust_line(sweep)},
                    {"limits", limits_of(done)},
                    {"chosen", options.chosen},
-                   {"preface", options.preface},
                    {"x", options.axes.x},
                    {"y", options.axes.y}};
   for (const ShownMetric& metric : metrics_shown(done, options, curves)) {
@@ -572,16 +619,17 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
   std::vector<std::string> pointers;
   for (const OrderedJson& metric : data["metrics"]) pointers.push_back(metric["pointer"]);
   data["groups"] = OrderedJson::array();
+  const Words words(curves);
   const std::vector<Json>* group = nullptr;
   for (const ParetoPoint& curve_point : curves.points) {
     StoredPoint& point = *by_hash.at(curve_point.config_hash);
     if (group == nullptr || *group != curve_point.group) {
-      data["groups"].push_back(texts_of(curve_point.group));
+      data["groups"].push_back(texts_of(curve_point.group, words.groups));
       group = &curve_point.group;
     }
     data["points"].push_back({{"id", point.config_hash},
                               {"group", data["groups"].size() - 1},
-                              {"settings", texts_of(curve_point.settings)},
+                              {"settings", texts_of(curve_point.settings, words.settings)},
                               {"metrics", metrics_of(point, pointers)},
                               {"state", state_of(point)},
                               {"command", reproduce_command(sweep, point, options.base)}});
@@ -627,6 +675,11 @@ StorePage store_page(const std::filesystem::path& file, PageOptions options) {
   if (choose_y) options.axes.y = ParetoAxes{}.y;
   StoredSweep sweep = read_comparable(store, page_pointers(options));
   if (choose_y && has_objectives(sweep)) options.axes.y = metric("request_goodput").pointer;
+  if (const Metric& ttft = metric("p99_ttft_ms");
+      choose_y && hardly_varies(sweep, options.axes.y) && !hardly_varies(sweep, ttft.pointer)) {
+    options.axes.y = ttft.pointer;
+    options.axes.least_y = true;
+  }
   if (options.axes.by.empty()) options.axes.by = default_groups(sweep);
   options.store = file.filename().string();
   const std::string points =

@@ -16,10 +16,9 @@ namespace moesim {
 std::vector<std::string> default_groups(const StoredSweep&);
 
 struct PageOptions {
-  ParetoAxes axes;        ///< shown first; the page has a choice of others. `by` is used as it is.
-  std::string store;      ///< the store's name, shown
-  std::string base;       ///< the experiment file that commands name; empty: as the sweep names it
-  std::string preface{};  ///< a text that the page shows above all, in letters of equal width
+  ParetoAxes axes;       ///< shown first; the page has a choice of others. `by` is used as it is.
+  std::string store;     ///< the store's name, shown
+  std::string base;      ///< the experiment file that commands name; empty: as the sweep names it
   std::string chosen{};  ///< config hash of the point that the page opens on; empty: its own choice
 };
 

@@ -9,7 +9,7 @@ const coarse_pointer = matchMedia('(pointer: coarse)').matches;
 // What the reader chose.
 const state = {
   on_paper: matchMedia('print').matches,
-  x: metric_at(data.x), y: metric_at(data.y), limits: { ttft: data.limits.ttft ?? null, tpot: data.limits.tpot ?? null }, statistic: null, frontier_only: false, hidden: new Set(), hidden_parts: new Set(), hidden_hits: new Set(), hidden_turns: new Set(),
+  x: metric_at(data.x), y: metric_at(data.y), limits: data.answer ? { ttft: null, tpot: null } : { ttft: data.limits.ttft ?? null, tpot: data.limits.tpot ?? null }, statistic: null, frontier_only: false, hidden: new Set(), hidden_parts: new Set(), hidden_hits: new Set(), hidden_turns: new Set(),
   selected: null, sort: null, descending: false,
 };
 
@@ -68,13 +68,35 @@ function patched(config, patch) {
 
 const named = (names, values) => names.map((name, i) => [name, values[i]]);
 // A value says nothing where it is a bare number or could be of any axis.
-const say = (name, value) => /^[-\d.]+$/.test(value) || value === '-' || value === 'true' || value === 'false' ? `${name} ${value}` : value;
-const group_label = g => named(data.by, data.groups[g]).map(([n, v]) => say(n, v)).join(' · ') || 'all points';
-const settings_label = p => named(data.settings, p.settings).map(([n, v]) => say(n, v)).join(' · ');
-const values_label = p => [...data.groups[p.group], ...p.settings].join(' · ') || p.id;
+const say = (name, value) => /^[-\d.]+( \S+)?$/.test(value) || ['unset', 'true', 'false'].includes(value) ? `${name} ${value}` : value;
 const has_pools = p => p.instances.some(([pool]) => pool);
 const some_have_pools = data.points.some(has_pools);
-const point_label = p => [data.by.length ? group_label(p.group) : '', settings_label(p)].filter(Boolean).join(' · ') || p.id;
+
+// What tells points apart, [{name, of(point)}, ..]: first what groups them. What is the same in all is left out.
+const all_columns = [...data.by.map((name, i) => ({ name, by: true, of: p => data.groups[p.group][i] })),
+  ...data.settings.map((name, i) => ({ name, by: false, of: p => p.settings[i] }))];
+const varies = (column, points) => points.some(p => column.of(p) !== column.of(points[0]));
+const varying = all_columns.filter(c => varies(c, data.points));
+// Labels also leave out settings that follow from another, e.g. a dispatch that goes with a routing policy.
+const follows = (c, from) => {
+  const known = new Map();
+  return data.points.every(p => known.has(from.of(p)) ? known.get(from.of(p)) === c.of(p) : known.set(from.of(p), c.of(p)));
+};
+const telling = [...varying].reverse().reduce((kept, c) =>
+  !c.by && c.name !== 'seed' && kept.some(from => from !== c && from.name !== 'seed' && follows(c, from)) ? kept.filter(k => k !== c) : kept, varying);
+const label_by = (columns, p) => {
+  const set = columns.filter(c => c.of(p) !== 'unset');
+  return (set.length ? set : columns).map(c => say(c.name, c.of(p))).join(' · ');
+};
+const group_label = g => label_by(telling.filter(c => c.by), data.points.find(p => p.group === g)) || 'all points';
+const settings_label = p => label_by(telling.filter(c => !c.by), p);
+const point_label = p => label_by(telling, p) || p.id;
+// Labels of some points by what tells these apart; no two are equal.
+function labels_of(points) {
+  const columns = telling.filter(c => varies(c, points));
+  const labels = points.map(p => label_by(columns, p) || point_label(p));
+  return labels.map((label, i) => labels.indexOf(label) === i ? label : `${label} · ${points[i].id}`);
+}
 
 // Okabe and Ito's colours, which colour-blind readers tell apart; symbols and dashes tell more groups.
 const palette = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7F7F7F'];
@@ -121,7 +143,7 @@ function frontier(points, x, y) {
 }
 
 // Why a point's rates are not those of a steady state.
-const states = { overloaded: 'overloaded: the wait for a first token grows without end', unsteady: 'no steady state: use more requests', too_short: 'run too short: rates are of the whole run with its ramps' };
+const states = { given_up: 'given up: so many requests had met the limits until then', overloaded: 'overloaded: the wait for a first token grows without end', unsteady: 'no steady state: use more requests', too_short: 'run too short: rates are of the whole run with its ramps' };
 const unsteady = p => states[p.state] ?? null;
 
 // Whether a point keeps the limits on TTFT and TPOT that are set; a point without such a latency keeps it.
@@ -154,6 +176,15 @@ function over_seeds(points) {
 }
 const runs_of = p => p.runs || [p];
 
+// Whether two points differ by less than 1 % in a metric, or than two standard errors over their seeds.
+const variance_of_mean = (p, m) => {
+  const values = runs_of(p).map(run => run.metrics[m]).filter(v => v !== null);
+  return values.length < 2 ? 0 : values.reduce((sum, v) => sum + (v - p.metrics[m]) ** 2, 0) / (values.length - 1) / values.length;
+};
+const tie = (a, b, m) => Math.abs(a.metrics[m] - b.metrics[m]) <=
+  Math.max(0.01 * Math.max(Math.abs(a.metrics[m]), Math.abs(b.metrics[m])), 2 * Math.sqrt(variance_of_mean(a, m) + variance_of_mean(b, m)));
+const beats = (a, b, m) => !tie(a, b, m) && (data.metrics[m].less ? a.metrics[m] < b.metrics[m] : a.metrics[m] > b.metrics[m]);
+
 const frontiers = () => groups.map(points => frontier(over_seeds(points).filter(keeps_limits), state.x, state.y));
 
 // The mean and the range of both metrics over the seeds of a point.
@@ -185,6 +216,7 @@ function identical_groups() {
   });
   return [...first.values()].filter(labels => labels.length > 1).map(([label, ...others]) => [label, others]);
 }
+const same_curves = () => identical_groups().map(([label, others]) => ` Same curve as ${label}: ${others.join('; ')}.`).join('');
 
 // ---- charts
 
@@ -201,6 +233,7 @@ function draw(box, option, height) {
     chart = echarts.init(box, null, { renderer });
     charts.set(box.id, chart);
   }
+  options_of.set(box.id, option);
   chart.resize({ width: state.on_paper ? paper_width : 'auto', height: 'auto' });
   chart.setOption({
     animation: false,
@@ -232,12 +265,61 @@ function legend(box, items, hidden, changed) {
   }));
 }
 
+// ---- saving
+
+const options_of = new Map();  // element id of a chart -> what it draws
+
+function save(name, type, content) {
+  const link = element('a', { download: name, href: URL.createObjectURL(new Blob([content], { type })) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+}
+const file_name = ending => `${data.store.replace(/\.\w+$/, '')}.${ending}`;
+
+// The frontier's chart with a title and a legend, which the page has beside it.
+function chart_svg() {
+  const shown = groups.map((_, g) => g).filter(g => !state.hidden.has(String(g)));
+  const legend_height = 12 + 20 * shown.length, size = { width: 960, height: 480 + legend_height };
+  const chart = echarts.init(null, null, { renderer: 'svg', ssr: true, ...size });
+  const option = options_of.get('frontier-chart');
+  chart.setOption({
+    ...option, animation: false, backgroundColor: colour('--back'), dataZoom: option.dataZoom.filter(z => z.type === 'inside'), tooltip: { show: false },
+    title: { text: by_id('title').textContent, left: 'center', top: 4, textStyle: { color: colour('--ink'), fontSize: 16 } },
+    grid: { left: 72, right: 24, top: 56, bottom: 48 + legend_height },
+    legend: {
+      orient: 'vertical', left: 60, bottom: 6, itemGap: 6, textStyle: { color: colour('--ink') },
+      data: shown.map(g => ({ name: group_label(g), icon: style_of(g).symbol, itemStyle: { color: style_of(g).color, opacity: 1 } })),
+    },
+  });
+  const svg = chart.renderToSVGString();
+  chart.dispose();
+  return { svg, ...size };
+}
+
+function save_png() {
+  const { svg, width, height } = chart_svg(), image = new Image(), scale = 2;
+  image.onload = () => {
+    const canvas = element('canvas', { width: width * scale, height: height * scale });
+    canvas.getContext('2d').drawImage(image, 0, 0, canvas.width, canvas.height);
+    canvas.toBlob(blob => save(file_name('png'), 'image/png', blob));
+  };
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
+}
+
+function points_csv() {
+  const cell = value => /[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;
+  const best = new Set(frontiers().flat().flatMap(runs_of).map(p => p.id));
+  const rows = [['id', ...all_columns.map(c => c.name), ...data.metrics.map(with_unit), 'state', 'on_frontier'],
+    ...data.points.map(p => [p.id, ...all_columns.map(c => c.of(p)), ...p.metrics.map(v => v ?? ''), p.state ?? '', best.has(p.id) ? 1 : 0])];
+  return rows.map(row => row.map(value => cell(String(value))).join(',') + '\n').join('');
+}
+
 // ---- the frontier
 
 let zoom = null;  // [[x from, to], [y from, to]] in per cent of the axes; null: all of them
 
 function tooltip_of(p) {
-  const rows = [...named(data.by, data.groups[p.group]), ...named(data.settings, p.settings)]
+  const rows = varying.map(c => [c.name, c.of(p)])
     .map(([name, value]) => `<tr><td style="padding:0 12px 0 0;text-align:left">${escaped(name)}</td><td>${escaped(value)}</td></tr>`);
   const values = [state.x, state.y].map(m => `${escaped(data.metrics[m].label)}: <b>${number(p.metrics[m])}</b> ${escaped(data.metrics[m].unit)}`);
   return `${values.join('<br>')}<table style="margin-top:4px;font-size:12px">${rows.join('')}</table>`;
@@ -267,6 +349,12 @@ function draw_frontier() {
       emphasis: { scale: 1.5 },
     });
   });
+  if (data.answer && series.length) {  // the share that is asked for
+    series.at(-1).markLine = {
+      silent: true, symbol: 'none', lineStyle: { color: colour('--dim'), type: 'dashed' }, data: [{ yAxis: data.answer.attainment }],
+      label: { formatter: 'asked for', position: 'insideStartTop', color: colour('--dim') },
+    };
+  }
   const chosen = state.selected;
   if (chosen && !state.hidden.has(String(chosen.group)) && chosen.metrics[state.x] !== null && chosen.metrics[state.y] !== null) {
     series.push({
@@ -299,12 +387,12 @@ function draw_frontier() {
     zoom = zooms.map(z => [z.start, z.end]);
   });
   const shown = best.flat().flatMap(runs_of).length, all = data.points.length, missing = data.points.filter(p => !keeps_limits(p)).length;
-  by_id('frontier-note').textContent =
+  by_id('frontier-note').textContent = data.answer ? 'Each point: the share of requests within the limits under a load, the mean over seeds; ' +
+    'crosses: their range. Runs that were given up count with the share until then.' + same_curves() :
     `Lines join the points that no other of their group beats (${x.less ? 'less' : 'more'} “${x.label}”, ${y.less ? 'less' : 'more'} “${y.label}”): ` +
     `${shown} of ${all} points.` + (shown + missing < all ? ' Faint points are beaten.' : '') +
     (missing ? ` Hollow points miss a limit: ${missing}.` : '') +
-    (data.points.some(unsteady) ? ` Not in a steady state: ${data.points.filter(unsteady).length} points, which say why.` : '') + (ranges_of.some(ranges => ranges.length) ? ' Crosses: mean and range over seeds.' : '') +
-    identical_groups().map(([label, others]) => ` Same curve as ${label}: ${others.join('; ')}.`).join('');
+    (data.points.some(unsteady) ? ` Not in a steady state: ${data.points.filter(unsteady).length} points, which say why.` : '') + (ranges_of.some(ranges => ranges.length) ? ' Crosses: mean and range over seeds.' : '') + same_curves();
 }
 
 function zoom_by(factor) {
@@ -354,15 +442,16 @@ function copy_button(text) {
 // A pooled or replicated point's EP groups, one a line.
 function instances_table(p) {
   const share = v => `${(100 * v).toFixed(0)} %`;
-  const columns = [['step ms', number], ['busy', share], ['waits', share], ['tokens', v => v.toLocaleString('en')], ['KV', share], ['hits', share], ['pre', String]];
   const pools = has_pools(p);
-  const heads = [...(pools ? ['pool'] : []), 'group', ...columns.map(([name]) => name)];
-  return element('details', { open: true, id: 'instances' }, element('summary', {}, pools ? 'Pools and their EP groups' : 'EP groups'),
+  const columns = [['step ms', number], ['busy', share], ['waits', share], ['tokens', v => v.toLocaleString('en')], ['KV', share], ['hits', share], ['preempted', String]]
+    .map(([name, text], i) => ({ name, text, i })).filter(({ i }) => p.instances.some(row => row[i + 2] > 0));
+  const heads = [...(pools ? ['pool'] : []), 'group', ...columns.map(({ name }) => name)];
+  return element('details', { id: 'instances' }, element('summary', {}, pools ? 'Pools and their EP groups' : 'EP groups'),
     element('div', { class: 'scroll', tabindex: 0 }, element('table', {},
       element('thead', {}, element('tr', {}, heads.map((t, i) => element('th', { class: pools && !i ? 'text' : '' }, t)))),
       element('tbody', {}, p.instances.map(([pool, group, ...values]) => element('tr', {}, pools ? element('td', { class: 'text' }, pool) : null,
-        element('td', {}, String(group)), values.map((v, i) => element('td', {}, columns[i][1](v)))))))),
-    element('p', { class: 'hint' }, 'Mean step, share of time in steps, share of those waiting at barriers, tokens put out, KV cache in use, prefix cache hits, preemptions (pre).' +
+        element('td', {}, String(group)), columns.map(({ text, i }) => element('td', {}, text(values[i])))))))),
+    element('p', { class: 'hint' }, 'Mean step, share of time in steps, share of those waiting at barriers, tokens put out, KV cache in use, prefix cache hits, preemptions.' +
       (pools ? ' Steps, breakdown and maps of this point are the decode pool’s unless they say otherwise.' : '')));
 }
 
@@ -376,13 +465,13 @@ function show_point() {
   const config = p.patch && JSON.stringify(patched(data.config, p.patch), null, 1);
   box.replaceChildren(...[
     element('h3', {}, swatch(p.group), group_label(p.group)),
-    rows([...named(data.by, data.groups[p.group]), ...named(data.settings, p.settings)]),
+    rows(varying.map(c => [c.name, c.of(p)])),
     unsteady(p) ? element('p', { class: 'note' }, `⚠ ${unsteady(p)}`) : null,
     element('details', { open: true }, element('summary', {}, 'Results'), rows(shown.map(m => [with_unit(data.metrics[m]), number(p.metrics[m])]))),
     p.instances.length ? instances_table(p) : null,
     element('div', { class: 'with-copy' }, 'Reproduce', copy_button(p.command)),
     element('pre', { id: 'command' }, p.command),
-    data.commands_need_a_file ? element('p', { class: 'hint' }, 'Run where the sweep file lies.') : null,
+    data.commands_need_a_file ? element('p', { class: 'hint' }, 'Save the resolved config as this file, where the sweep file lies.') : null,
     config === null ? element('p', { class: 'hint' }, 'Its steps and config are left out to keep this page small.') :
     element('details', {}, element('summary', {}, 'Resolved config'), element('div', { class: 'with-copy' }, `${p.id}.json`, copy_button(config)),
       element('pre', { class: 'config', tabindex: 0 }, config)),
@@ -412,17 +501,30 @@ function show_best() {
   const keeps = p => p.metrics[state.x] !== null && p.metrics[state.y] !== null &&
     (x.less ? p.metrics[state.x] <= limit : p.metrics[state.x] >= limit);
   const best = groups.map(points => best_of(over_seeds(points).filter(p => keeps(p) && keeps_limits(p))));
-  const head = element('thead', {}, element('tr', {}, element('th', { class: 'text' }, 'group'), element('th', {}, with_unit(y)),
-    element('th', {}, 'ratio'), element('th', {}, with_unit(x)), element('th', { class: 'text' }, 'at')));
-  const rows = groups.map((points, g) => {
-    const p = best[g];
-    if (!p) return element('tr', {}, element('th', { class: 'text' }, swatch(g), group_label(g)), element('td', {}, '–'), element('td'), element('td'), element('td', { class: 'text' }, points.some(keeps) ? 'none keeps the limits above too' : 'none keeps it'));
+  const top = best_of(best.filter(Boolean));
+  // Best first; what ties with the best by what is left to the limit.
+  const order = groups.map((_, g) => g).sort((a, b) => {
+    const [p, q] = [best[a], best[b]];
+    if (!p || !q) return !p - !q;
+    const ties = [p, q].map(one => tie(one, top, state.y));
+    if (ties[0] !== ties[1]) return ties[1] - ties[0];
+    const m = ties[0] ? state.x : state.y;
+    return (p.metrics[m] - q.metrics[m]) * (data.metrics[m].less ? 1 : -1);
+  });
+  const tied = best.filter(p => p && tie(p, top, state.y)).length;
+  const says_where = best.some(p => p && settings_label(p));
+  const head = element('thead', {}, element('tr', {}, ['group', with_unit(y), 'ratio', with_unit(x), ...says_where ? ['at'] : []]
+    .map((name, i) => element('th', { class: i === 0 || i === 4 ? 'text' : '' }, name))));
+  const rows = order.map(g => {
+    const p = best[g], name = element('th', { class: 'text' }, swatch(g), group_label(g));
+    if (!p) return element('tr', {}, name, element('td', { colspan: 3 }, groups[g].some(keeps) ? 'none keeps the limits above too' : 'none keeps it'), says_where ? element('td') : '');
     const ratio = best[baseline] ? p.metrics[state.y] / best[baseline].metrics[state.y] : null;
-    return element('tr', {}, element('th', { class: 'text' }, swatch(g), group_label(g)), element('td', {}, number(p.metrics[state.y])),
-      ratio_cell(g === baseline ? null : ratio, !y.less), element('td', {}, number(p.metrics[state.x])),
-      element('td', { class: 'text' }, settings_label(p) || p.id));
+    return element('tr', {}, name, element('td', {}, number(p.metrics[state.y])),
+      ratio_cell(g === baseline ? null : ratio, !y.less, best[baseline] && tie(p, best[baseline], state.y)), element('td', {}, number(p.metrics[state.x])),
+      says_where ? element('td', { class: 'text wraps' }, settings_label(p)) : '');
   });
   by_id('best-table').replaceChildren(head, element('tbody', {}, rows));
+  by_id('best-result').textContent = !top ? '' : tied > 1 ? `${tied} tie at ${number(top.metrics[state.y])} ${y.unit}.` : '';
 }
 
 // The point of the most (or least) y that keeps the limits; null where none are set.
@@ -432,12 +534,12 @@ function best_within_limits() {
   return best && runs_of(best)[0];
 }
 
-// A ratio, with an arrow and a colour that say whether it is good.
-function ratio_cell(ratio, more_is_better) {
+// A ratio, with an arrow and a colour that say whether it is good; neither where that is not known.
+function ratio_cell(ratio, more_is_better, unsure = false, title = null) {
   if (ratio === null || ratio === undefined) return element('td', {}, '–');
-  const near = Math.abs(ratio - 1) < 0.0005;
+  const near = unsure || Math.abs(ratio - 1) < 0.0005;
   const good = ratio > 1 === more_is_better;
-  return element('td', { class: near ? '' : good ? 'better' : 'worse' }, `${near ? '' : good ? '✓ ' : '✗ '}${ratio.toFixed(3)}`);
+  return element('td', { class: near ? '' : good ? 'better' : 'worse', title }, `${near ? '' : good ? '✓ ' : '✗ '}${ratio.toFixed(3)}`);
 }
 
 function reset_limit() {
@@ -452,35 +554,48 @@ function reset_limit() {
 
 // ---- comparisons
 
+// How likely a fair coin falls at least as unequally.
+function by_chance(wins, losses) {
+  const n = wins + losses, fewer = Math.min(wins, losses);
+  let term = 0.5 ** n, sum = 0;
+  for (let i = 0; i <= fewer; ++i) {
+    sum += term;
+    term *= (n - i) / (i + 1);
+  }
+  return Math.min(1, 2 * sum);
+}
+
 function show_comparisons() {
   by_id('compare').hidden = !data.comparisons.length;
-  by_id('comparisons').replaceChildren(...data.comparisons.map(c => {
-    const names = data.compared.filter(m => c.summary[m.name].pairs > 0);
-    const summary = element('table', {},
-      element('thead', {}, element('tr', {}, ['', 'ratio', 'better', 'worse', 'pairs'].map((t, i) => element('th', { class: i ? '' : 'text' }, t)))),
-      element('tbody', {}, names.map(m => {
-        const s = c.summary[m.name];
-        return element('tr', {}, element('th', { class: 'text' }, m.label), ratio_cell(s.ratio, m.more_is_better),
-          element('td', {}, String(s.wins)), element('td', {}, String(s.losses)), element('td', {}, String(s.pairs)));
-      })));
-    const pairs = element('table', {},
-      element('thead', {}, element('tr', {}, [...c.settings, ...names.map(m => m.label)].map((t, i) => element('th', { class: i < c.settings.length ? 'text' : '' }, t)))),
-      element('tbody', {}, c.pairs.map(pair => element('tr', {}, pair.settings.map(s => element('td', { class: 'text' }, s)),
-        names.map(m => ratio_cell(pair.ratios[m.name], m.more_is_better))))));
-    return element('div', { class: 'comparison' }, element('h3', {}, `${c.axis}: ${c.candidate} over ${c.baseline}`),
+  const moves = m => data.comparisons.some(c => c.summary[m.name].wins + c.summary[m.name].losses > 0);
+  const names = data.compared.filter(moves);
+  const unsure = s => s.within_noise || (s.wins > 0 && s.losses > 0 && by_chance(s.wins, s.losses) > 0.05);
+  const title_of = c => `${c.candidate.startsWith(c.axis) ? '' : `${c.axis}: `}${c.candidate} over ${c.baseline}`;
+  const summary = element('table', {},
+    element('thead', {}, element('tr', {}, ['', ...names.map(m => m.label), 'pairs'].map((t, i) => element('th', { class: i ? '' : 'text' }, t)))),
+    element('tbody', {}, data.comparisons.map(c => element('tr', {}, element('th', { class: 'text' }, title_of(c)),
+      names.map(m => c.summary[m.name]).map((s, i) => ratio_cell(s.ratio, names[i].more_is_better, unsure(s), `${s.wins} pairs better, ${s.losses} worse`)),
+      element('td', {}, String(c.pairs.length + c.pairs_left_out))))));
+  const pairs_of = c => element('table', {},
+    element('thead', {}, element('tr', {}, [...c.settings, ...names.map(m => m.label)].map((t, i) => element('th', { class: i < c.settings.length ? 'text' : '' }, t)))),
+    element('tbody', {}, c.pairs.map(pair => element('tr', {}, pair.settings.map(s => element('td', { class: 'text' }, s)),
+      names.map(m => ratio_cell(pair.ratios[m.name], m.more_is_better))))));
+  by_id('comparisons').replaceChildren(element('div', { class: 'scroll' }, summary), element('details', {}, element('summary', {}, 'Pair by pair'),
+    ...data.comparisons.flatMap(c => [
+      element('h3', {}, title_of(c) + (c.pairs_left_out ? ` (${c.pairs_left_out} left out)` : '')),
       ...c.also.length ? [element('p', { class: 'hint' }, `The pairs differ in ${c.also.join(', ')} too.`)] : [],
-      element('div', { class: 'scroll' }, summary),
-      element('details', {}, element('summary', {}, `${c.pairs.length} ${c.pairs.length === 1 ? 'pair' : 'pairs'}${c.pairs_left_out ? ` (${c.pairs_left_out} left out)` : ''}`), element('div', { class: 'scroll' }, pairs)));
-  }));
+      element('div', { class: 'scroll' }, pairs_of(c)),
+    ])));
 }
 
 // ---- where a step's time goes
 
 function draw_parts() {
   const kind = by_id('parts-kind').value, share = by_id('parts-unit').value === 'share';
-  const most = 48;
+  const most = 16;
   // Where all points miss a limit no frontier has any.
-  const best = by_id('parts-points').value === 'all' ? [] : frontiers().flat();
+  const best = data.answer ? data.answer.rows.map(row => data.points.find(p => p.id === row.id)).filter(Boolean)
+    : by_id('parts-points').value === 'all' ? [] : frontiers().flat();
   let points = (best.length ? best : data.points).filter(p => p.parts[kind]);
   const all = points.length;
   if (all > most) points = Array.from({ length: most }, (_, i) => points[Math.floor(i * all / most)]);
@@ -492,10 +607,9 @@ function draw_parts() {
     return { key: name, label: name.replaceAll('_', ' '), mark };
   }), state.hidden_parts, draw_parts);
   const narrow = by_id('parts-chart').clientWidth < 600;
-  const terse = narrow || points.some(p => point_label(p).length > 56);
-  const labels = points.map(terse ? values_label : point_label);
+  const labels = labels_of(points);
   const longest = Math.max(...labels.map(l => l.length), 1);
-  const label_width = narrow ? 106 : Math.min(0.42 * by_id('parts-chart').clientWidth, 8 + 6.8 * longest);
+  const label_width = Math.min((narrow ? 0.38 : 0.42) * by_id('parts-chart').clientWidth, 8 + 7 * longest);
   draw(by_id('parts-chart'), {
     grid: { left: label_width + 12, right: 24, top: 8, bottom: 42 },
     tooltip: {
@@ -507,13 +621,13 @@ function draw_parts() {
       },
     },
     xAxis: axis({ type: 'value', name: share ? 'share of the step' : `mean ${kind} step, ms`, nameLocation: 'middle', nameGap: 26, max: share && !state.hidden_parts.size ? 1 : null }),
-    yAxis: axis({ type: 'category', inverse: true, data: labels, splitLine: { show: false }, axisTick: { show: false }, axisLabel: { color: colour('--dim'), fontSize: 11, interval: 0, width: label_width, overflow: narrow ? 'break' : 'truncate', lineHeight: 12 } }),
+    yAxis: axis({ type: 'category', inverse: true, data: labels, splitLine: { show: false }, axisTick: { show: false }, axisLabel: { color: colour('--ink'), fontSize: 12, interval: 0, width: label_width, overflow: 'break', lineHeight: 13 } }),
     series: used.filter(({ name }) => !state.hidden_parts.has(name)).map(({ name, i }) => ({
       name, type: 'bar', stack: 'step', barCategoryGap: '22%', itemStyle: { color: part_colours[name], borderColor: colour('--back'), borderWidth: 0.8 },
       data: points.map(p => share ? p.parts[kind][i] / total(p) : p.parts[kind][i]),
     })),
-  }, 60 + points.length * Math.max(24, 10 + 13 * (narrow ? Math.ceil(longest / 14) : 1)));
-  by_id('parts-note').textContent = (terse ? `Bars: ${[...data.by, ...data.settings].join(' · ')}. ` : '') + (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
+  }, 60 + points.length * Math.max(22, 8 + 13 * Math.ceil(9 * longest / label_width)));
+  by_id('parts-note').textContent = (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
     'Along the critical path: what the slowest GPU does between barriers. Hidden parts leave their bars.' +
     (some_have_pools ? ' Of points with pools these are steps of the decode pool, unless the prefill pool is chosen.' : '');
 }
@@ -545,7 +659,7 @@ function draw_loads() {
     const loads = chosen.map(p => p && p.loads && p.loads[kind]);
     const values = loads.flatMap(load => load ? load[what] : []);
     if (!values.length) continue;
-    const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
+    const low = 0, high = values.reduce((a, b) => Math.max(a, b));  // from 0: what is nearly equal looks so
     chosen.forEach((p, side) => {
       const load = loads[side];
       const chart_box = element('div', { class: 'chart', id: `load-${what}-${side}`, role: 'img' });
@@ -579,7 +693,9 @@ function draw_loads() {
 }
 
 function setup_loads() {
-  const with_loads = data.points.filter(p => p.loads);
+  // One GPU has no imbalance to show.
+  const ranks = load => load.activated.length / load.layers.length;
+  const with_loads = data.points.filter(p => p.loads && Object.values(p.loads).some(load => ranks(load) > 1));
   by_id('loads').hidden = !with_loads.length;
   if (!with_loads.length) return;
   const kinds = ['decode', 'prefill', 'mixed'].filter(k => with_loads.some(p => p.loads[k]));
@@ -693,9 +809,11 @@ const on_paper_too = metric => metric === state.x || metric === state.y || ['/me
   '/experts/by_step_kind/decode/max_activated_mean', '/experts/by_step_kind/decode/max_tokens_mean'].includes(data.metrics[metric].pointer);
 
 function show_points() {
-  const texts = [...data.by, ...data.settings];
-  const columns = [...texts.map((name, i) => ({ name, text: p => (i < data.by.length ? data.groups[p.group][i] : p.settings[i - data.by.length]) })),
-    ...data.metrics.map((m, i) => ({ name: with_unit(m), value: p => p.metrics[i], kind: on_paper_too(i) ? '' : 'screen-only' }))];
+  const metrics = data.metrics.map((m, i) => ({ name: with_unit(m), value: p => p.metrics[i], kind: on_paper_too(i) ? '' : 'screen-only' }));
+  const differs = c => data.points.some(p => number(c.value(p)) !== number(c.value(data.points[0])));
+  const columns = [...varying.map(c => ({ name: c.name, text: c.of })), ...metrics.filter(differs)];
+  const same = metrics.filter(c => !differs(c) && c.value(data.points[0]) !== null);
+  by_id('points-same').textContent = same.length ? `In all points: ${same.map(c => `${within_sentence(c.name)} ${number(c.value(data.points[0]))}`).join('; ')}.` : '';
   const key = (c, p) => c.value ? c.value(p) : isNaN(c.text(p)) ? c.text(p) : Number(c.text(p));
   const rows = [...data.points];
   if (state.sort !== null) {
@@ -732,14 +850,46 @@ function mark_selected() {
 }
 
 function show_unfinished() {
-  if (!data.unfinished.length) return;
-  by_id('unfinished').replaceChildren(
-    element('h3', { style: 'margin-top: 16px' }, `Without a result: ${data.unfinished.length}`),
+  const box = by_id('unfinished');
+  box.hidden = !data.unfinished.length;
+  if (box.hidden) return;
+  const differs = i => data.unfinished.some(p => p.settings[i] !== data.unfinished[0].settings[i]);
+  const shown = data.axes.map((_, i) => i).filter(differs);
+  box.replaceChildren(
+    element('summary', {}, `Without a result: ${data.unfinished.length}`),
     element('div', { class: 'scroll' }, element('table', {},
-      element('thead', {}, element('tr', {}, [...data.axes, 'status', 'why'].map(t => element('th', { class: 'text' }, t)))),
-      element('tbody', {}, data.unfinished.slice(0, 200).map(p => element('tr', {}, [...p.settings, p.status].map(t => element('td', { class: 'text' }, t)),
+      element('thead', {}, element('tr', {}, [...shown.map(i => data.axes[i]), 'status', 'why'].map(t => element('th', { class: 'text' }, t)))),
+      element('tbody', {}, data.unfinished.slice(0, 200).map(p => element('tr', {}, [...shown.map(i => p.settings[i]), p.status].map(t => element('td', { class: 'text' }, t)),
         element('td', { class: 'text', style: 'white-space: normal; min-width: 200px' }, p.error)))))),
     data.unfinished.length > 200 ? element('p', { class: 'hint' }, `and ${data.unfinished.length - 200} more`) : '');
+}
+
+// ---- the answer of a plan
+
+// A text that was broken into lines of a terminal, in lines as long as the page has them.
+const unwrapped = text => text.trim().replace(/(.{72,})\n +/g, '$1 ').replace(/(.{84,})\n/g, '$1 ');
+
+function show_answer() {
+  document.body.classList.toggle('plan', !!data.answer);
+  by_id('answer').hidden = !data.answer;
+  if (!data.answer) return;
+  by_id('frontier-title').textContent = 'Requests within the limits, by load';
+  const { head, rows, engine, notes } = data.answer;
+  const names = head.map(name => name.replace('\n/', '/').replaceAll('\n', ' '));
+  const differs = i => rows.length < 2 || rows.some(row => row.cells[i] !== rows[0].cells[i]);
+  const shown = names.map((_, i) => i).filter(i => differs(i) && rows.some(row => row.cells[i] !== '-'));
+  const group_of = row => Math.max(0, data.groups.findIndex((_, g) => data.points.some(p => p.id === row.id && p.group === g)));
+  const same = names.map((_, i) => i).filter(i => !differs(i) && rows[0].cells[i] !== '-');
+  by_id('answer-same').textContent = same.length ? `In all: ${same.map(i => `${names[i]} ${rows[0].cells[i]}`).join(', ')}.` : '';
+  by_id('answer-notes').textContent = unwrapped(notes);
+  by_id('answer-table').replaceChildren(
+    element('thead', {}, element('tr', {}, element('th', { class: 'text' }, 'layout'), shown.map(i => element('th', {}, names[i])))),
+    element('tbody', {}, rows.flatMap((row, r) => [
+      element('tr', { class: 'has-launch' }, element('td', { class: 'name' }, swatch(group_of(row)), `${r + 1}: ${row.name}`, element('small', {}, row.remark)),
+        shown.map(i => element('td', {}, row.cells[i]))),
+      element('tr', { class: 'launch' }, element('td', { colspan: shown.length + 1 }, element('details', {},
+        element('summary', {}, `Launch ${r + 1} with ${engine}`), copy_button(row.launch), element('pre', { tabindex: 0 }, row.launch)))),
+    ])));
 }
 
 // ---- the whole page
@@ -748,35 +898,40 @@ function show_header() {
   const title = data.title || data.store;
   document.title = `${title} · moesim`;
   by_id('title').textContent = title;
-  by_id('subtitle').textContent = `${data.points.length} simulated points` + (data.by.length ? `, by ${data.by.join(' and ')}` : '') +
-    (data.settings.length ? `; along each curve: ${data.settings.join(', ')}` : '') + ` · ${data.store}`;
+  const along = telling.filter(c => !c.by).map(c => c.name), by = telling.filter(c => c.by).map(c => c.name);
+  by_id('subtitle').textContent = data.answer ? unwrapped(data.answer.question) :
+    `${data.points.length} simulated points` + (by.length ? `, by ${by.join(' and ')}` : '') +
+    (along.length ? `; along each curve: ${along.join(', ')}` : '') + ` · ${data.store}`;
   by_id('trust').textContent = data.trust;
   by_id('trust-box').hidden = !data.trust;
-  by_id('answer').hidden = !data.preface;
-  by_id('preface').textContent = data.preface;
   by_id('made-by').textContent = `Made by moesim ${data.moesim || ''}. Charts by Apache ECharts. This file is complete: it loads nothing from anywhere.`;
 }
 
-// What the chart shows, in a sentence: whose points no other beats, and the most that they reach.
+// What the chart shows, in a sentence: whose points no other beats, and the most that they reach. What ties is not ahead.
 function show_result() {
-  const best = frontier(over_seeds(data.points).filter(keeps_limits), state.x, state.y);
-  by_id('result').hidden = !best.length || !!data.preface;
+  if (data.answer) return void (by_id('result').textContent = data.answer.result);
+  const means = groups.map(points => over_seeds(points).filter(keeps_limits).filter(p => p.metrics[state.x] !== null && p.metrics[state.y] !== null));
+  const best = frontier(means.flat(), state.x, state.y);
+  by_id('result').hidden = !best.length;
   if (!best.length) return;
   const x = data.metrics[state.x], y = data.metrics[state.y];
-  const of_group = data.groups.map((_, g) => best.filter(p => p.group === g).length);
+  const places = list => list.map(group_label).join(list.length > 2 ? '; ' : ' and ');
+  const keeps_up = (g, p) => means[g].some(q => !beats(p, q, state.x) && !beats(p, q, state.y));
+  const of_group = data.groups.map((_, g) => best.filter(p => keeps_up(g, p)).length);
   const most = Math.max(...of_group);
   const leaders = of_group.flatMap((count, g) => (count === most ? [g] : []));
-  const top = best.reduce((a, b) => ((y.less ? b.metrics[state.y] < a.metrics[state.y] : b.metrics[state.y] > a.metrics[state.y]) ? b : a));
+  const top = best_of(best);
+  const at_top = data.groups.map((_, g) => g).filter(g => keeps_up(g, top));
   const reached = `${y.label} reaches ${number(top.metrics[state.y])}${y.unit ? ` ${y.unit}` : ''} at a ${within_sentence(x.label)} of ${number(top.metrics[state.x])}${x.unit ? ` ${x.unit}` : ''}`;
-  const ahead = leaders.length > 1 ? `No group is ahead: ${leaders.length} have equally many of the ${best.length} points that no other beats.`
+  const ahead = leaders.length > 1 ? `${leaders.length === groups.length ? `All ${leaders.length}` : leaders.length} tie at ${most} of the ${best.length} points that no other beats${leaders.length === groups.length ? '' : `: ${places(leaders)}`}.`
     : `${group_label(leaders[0])} is ahead: ${most} of the ${best.length} points that no other beats.`;
-  by_id('result').textContent = data.groups.length < 2 ? `${reached}.` : `${ahead} ${reached}, by ${group_label(top.group)}.`;
+  by_id('result').textContent = data.groups.length < 2 ? `${reached}.` : `${ahead} ${reached}, by ${at_top.length > 4 ? `${at_top.length} groups that tie` : places(at_top)}.`;
 }
 
 function draw_all() {
   draw_frontier();
   draw_parts();
-  if (!by_id('loads').hidden) draw_loads();
+  if (!by_id('loads').hidden && by_id('loads-box').open) draw_loads();
   if (!by_id('sessions').hidden) draw_sessions();
 }
 
@@ -813,12 +968,17 @@ function axes_changed() {
 
 function start() {
   show_header();
+  show_answer();
   setup_limits();
   show_result();
   const metrics = data.metrics.map((m, i) => [String(i), with_unit(m)]);
   fill_select('x-metric', metrics, String(state.x), v => { state.x = Number(v); axes_changed(); });
   fill_select('y-metric', metrics, String(state.y), v => { state.y = Number(v); axes_changed(); });
   by_id('frontier-only').onchange = event => { state.frontier_only = event.target.checked; draw_frontier(); };
+  by_id('save-svg').onclick = () => save(file_name('svg'), 'image/svg+xml', chart_svg().svg);
+  by_id('save-png').onclick = save_png;
+  by_id('save-csv').onclick = () => save(file_name('csv'), 'text/csv', points_csv());
+  by_id('loads-box').ontoggle = () => by_id('loads-box').open && draw_loads();
   by_id('zoom-in').onclick = () => zoom_by(0.6);
   by_id('zoom-out').onclick = () => zoom_by(1 / 0.6);
   by_id('zoom-reset').onclick = () => set_zoom(null);
@@ -847,8 +1007,7 @@ function start() {
   show_comparisons();
   show_unfinished();
   const asked = data.points.find(p => `#${p.id}` === location.hash);
-  const last_curve = frontiers().filter(points => points.length).at(-1) || data.points;
-  state.selected = asked || data.points.find(p => p.id === data.chosen) || best_within_limits() || runs_of(last_curve[Math.floor(last_curve.length / 2)])[0];
+  state.selected = asked || data.points.find(p => p.id === data.chosen) || best_within_limits() || runs_of(best_of(frontier(over_seeds(data.points), state.x, state.y)) || data.points[0])[0];
   show_point();
   show_points();
   draw_all();

@@ -84,12 +84,56 @@ bool same_setting(const Json& a, const Json& b) {
   return b.is_string() && a.is_object() && a == Json{{"type", b}};
 }
 
+namespace {
+
+// True if a value is what an experiment has as "pools".
+bool are_pools(const Json& value) {
+  return value.is_object() && value.contains("decode") &&
+         std::ranges::all_of(value, [](const Json& pool) { return pool.is_object(); });
+}
+
+// "prefill dp2, decode dp4 ep4": of the pools that are told something.
+std::string pools_text(const Json& pools) {
+  std::string text;
+  for (const char* name : {"prefill", "decode"}) {
+    const std::string settings = pools.contains(name) ? setting_text(pools.at(name)) : "";
+    if (!settings.empty()) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, settings);
+  }
+  return text;
+}
+
+// Leaves out of objects without a type the members that are alike in all of them.
+void leave_out_shared(const std::vector<Json*>& objects) {
+  const auto is_plain = [](const Json* value) {
+    return value->is_object() && !value->contains("type");
+  };
+  if (objects.size() < 2 || !std::ranges::all_of(objects, is_plain)) return;
+  std::map<std::string, std::vector<Json*>> members;
+  for (Json* object : objects) {
+    for (auto& item : object->items()) members[item.key()].push_back(&item.value());
+  }
+  for (const auto& [key, values] : members) {
+    const auto alike = [&](const Json* value) { return *value == *values.front(); };
+    if (values.size() == objects.size() && std::ranges::all_of(values, alike)) {
+      for (Json* object : objects) object->erase(key);
+    } else {
+      leave_out_shared(values);
+    }
+  }
+}
+
+}  // namespace
+
 std::string setting_text(const Json& value) {
   if (value.is_string()) {
     const auto text = value.get<std::string>();
     return text.ends_with(".json") ? std::filesystem::path(text).stem().string() : text;
   }
   if (!value.is_structured()) return value.dump();
+  if (are_pools(value)) {
+    const std::string text = pools_text(value);
+    return text.empty() ? "pools" : text;
+  }
   // The values tell a policy well enough (metro fewest_replicas), a plan needs names (dp8 ep8
   // tp1).
   const bool policy = value.contains("type") || value.is_array();
@@ -106,6 +150,38 @@ std::string setting_text(const Json& value) {
     if (item.key() != "type") append(item.key(), item.value());
   }
   return text;
+}
+
+std::map<Json, std::string> texts_apart(const std::set<Json>& values, std::string_view name) {
+  std::vector<Json> left(values.begin(), values.end());
+  std::vector<Json*> objects;
+  bool pools = false;
+  for (Json& value : left) {
+    pools = pools || are_pools(value);
+    if (!value.is_null()) objects.push_back(&value);
+  }
+  leave_out_shared(objects);
+  std::map<Json, std::string> texts;
+  std::size_t i = 0;
+  for (const Json& value : values) {
+    std::string& text = texts[value];
+    const Json& rest = left[i++];
+    if (value.is_null()) {
+      text = pools ? "no pools" : "unset";
+    } else if (pools) {
+      text = pools_text(rest);
+      text = text.empty() ? "pools" : "pools: " + text;
+    } else {
+      text = setting_text(rest);
+      if (text.empty()) text = name;
+    }
+  }
+  // Values that would have one text are written out.
+  std::set<std::string> different;
+  for (const auto& [value, text] : texts) different.insert(text);
+  if (different.size() == texts.size()) return texts;
+  for (auto& [value, text] : texts) text = value.is_null() ? "unset" : value.dump();
+  return texts;
 }
 
 namespace {

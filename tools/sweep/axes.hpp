@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,8 +33,13 @@ bool same_setting(const Json& a, const Json& b);
 
 /// A config value in a few letters, for table cells: texts bare, files without folder and ending,
 /// objects as their values with the type first ({"type": "eplb", "replication": 1.5} is "eplb
-/// 1.5"), flags by name ("disjoint", "disjoint=false").
+/// 1.5"), flags by name ("disjoint", "disjoint=false"), pools by theirs ("prefill dp2, decode
+/// dp4").
 std::string setting_text(const Json& value);
+
+/// Texts that tell the values of one setting apart: setting_text() without what all objects among
+/// them share, e.g. "pools: decode dp8 ep4" beside "no pools". No two are equal.
+std::map<Json, std::string> texts_apart(const std::set<Json>& values, std::string_view name);
 
 /// A table without the numbers that no row has, of at most 100 columns, or as wide as a wider
 /// output is. To fit, the first `settings` columns are made narrower. Nothing is cut: headings take

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tools/analysis/pareto.hpp"
 #include "tools/cli/gnuplot.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
@@ -278,6 +279,17 @@ std::string series_of(const std::vector<RegimeCell>& cells, const std::vector<Re
   return places;
 }
 
+// "waterfill 0: replication 1, waterfill": what a policy sets, in words.
+std::string explained(const std::string& policy, const Json& settings) {
+  std::string text;
+  for (const auto& [pointer, value] : settings.items()) {
+    const std::string name = name_in_words(pointer.substr(pointer.rfind('/') + 1));
+    text += fmt::format("{}{}{}", text.empty() ? ": " : ", ", value.is_number() ? name + " " : "",
+                        setting_text(value));
+  }
+  return policy + text;
+}
+
 }  // namespace
 
 void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
@@ -285,35 +297,51 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
   plot_terminal(file);  // refuses other endings
   require_writable(file);
   const std::vector<RegimeCell> cells = regime_map(study, rows);
-  std::string data, panels, titles;
+  const std::size_t policies = study.policies.size();
+  std::string data, panels, titles, names, keys;
   std::size_t index = 0;
   int drawn = 0;
+  for (std::size_t i = 0; i < policies; ++i) {
+    keys += fmt::format(", NaN {} ps 0.6 lw 1.5 title word(ARG5, {}) noenhanced",
+                        line_style(i, i, policies), i + 1);
+    names += plot_heading(explained(study.policies[i].first, study.policies[i].second)) + " ";
+  }
   for (const Panel& panel : panels_of(study)) {
     std::string plot;
-    for (std::size_t i = 0; i < study.policies.size(); ++i) {
+    for (std::size_t i = 0; i < policies; ++i) {
       const std::string places = series_of(cells, rows, panel, i);
       if (places.empty()) continue;
-      data += fmt::format("x {}\n{}\n\n", plot_heading(study.policies[i].first), places);
-      plot += fmt::format(
-          "{} ARG1 index {} using 1:2 with linespoints pt {} ps 0.6 lw 1.5 dt {} lc rgb '{}' title "
-          "columnheader(2)",
-          plot.empty() ? "plot" : ",", index++, plot_shapes[i % plot_shapes.size()],
-          1 + i / plot_colours.size(), plot_colours[i % plot_colours.size()]);
+      data += fmt::format("{}\n\n", places);
+      plot += fmt::format("{} ARG1 index {} using 1:2 {} ps 0.6 lw 1.5 notitle",
+                          plot.empty() ? "plot" : ",", index++, line_style(i, i, policies));
     }
     if (plot.empty()) continue;
     titles += plot_heading(heading_of(study, panel)) + " ";
-    panels += fmt::format("set title word(ARG4, {}) noenhanced\n{}\n", ++drawn, plot);
+    panels += fmt::format("set title word(ARG4, {}) noenhanced\n{}{}\n", drawn + 1, plot,
+                          drawn == 0 ? keys : "");
+    ++drawn;
   }
+  // All panels share the legend below them, and the range of both axes.
+  constexpr int key_columns = 2, line_height = 21, panel_height = 600;
+  constexpr double smallest_panel = .6;
   const int columns = std::max(1, static_cast<int>(std::ceil(std::sqrt(drawn))));
   const int lines = std::max(1, (drawn + columns - 1) / columns);
+  const double height = panel_height * std::max(1.0, smallest_panel * lines);
+  const double bottom = (line_height * (3 + std::ceil(double(policies) / key_columns))) / height;
   const std::string script = fmt::format(
       "set terminal {}\nset grid linecolor '#CCCCCC'\nset border 3\nset tics nomirror\n"
-      "set key below Left reverse noenhanced\nset logscale x 2\nset xlabel ARG2\n"
-      "set ylabel ARG3\nset multiplot layout {},{}\n{}unset multiplot\n",
-      plot_terminal(file, columns, lines), lines, columns, panels);
-  write_file(file, run_gnuplot(script, data,
-                               {"x = tokens * k / experts",
-                                "step, % of " + study.policies.front().first, titles}));
+      "set key at screen .5,.005 center bottom vertical maxcols {} Left reverse\n"
+      "stats ARG1 using 1:2 nooutput\nset yrange [STATS_min_y:STATS_max_y]\n"
+      "set xrange [STATS_min_x:STATS_max_x]\n"
+      "set logscale x 2\nset xlabel ARG2\nset ylabel ARG3\n"
+      "set multiplot layout {},{} margins screen .08,.98,{:.3f},.94 spacing screen .07,.12\n"
+      "{}unset multiplot\n",
+      plot_terminal(file, columns, lines), key_columns, lines, columns, bottom, panels);
+  write_file(file,
+             run_gnuplot(script, data,
+                         {"x = tokens * k / experts",
+                          fmt::format("change of step time against {}, %", study.policies[0].first),
+                          titles, names}));
 }
 
 }  // namespace moesim
