@@ -419,7 +419,7 @@ namespace {
 // A thousand times what any GPU has; blocks of it can be counted in 64 bits.
 constexpr Bytes most_hbm(1e15);
 
-/// Answer to: are the GPUs that a file names read as well, its sibling and those that it is like?
+/// Treatment of the GPUs that a file names: its sibling, and those that it is like.
 enum class Others { read, left_out };
 
 GpuSpec read_gpu(const ConfigNode& node, Others others);

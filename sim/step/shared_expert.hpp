@@ -39,7 +39,7 @@ std::span<const Key> shared_expert_keys();
 /// The model less a shared expert that is a slot: what ranks compute beside routed experts.
 MoeModel beside_slots(MoeModel, const SharedExpert&);
 
-/// Answer to: does the own rank of a token hold experts? With AFD it does not.
+/// Kinds of the own rank of a token: it holds experts, or with AFD none.
 enum class OwnRank { has_experts, has_none };
 
 /// The rank of every token's shared expert under waterfill, [tokens]: drawn among the ranks that

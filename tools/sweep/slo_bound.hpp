@@ -6,8 +6,8 @@
 
 namespace moesim {
 
-/// Answer to: do the steps of a steady state that hold prompts and decodes bound a deployment too?
-/// That bound is good to some ten per cent, for load comes in waves; the others hold.
+/// Use of the steps of a steady state that hold prompts and decodes as a bound of a deployment. The
+/// bound is good to some ten per cent, for load comes in waves; the others hold.
 struct MixedSteps {
   bool bound = false;
   double worth = 0;  ///< a bound below so many requests/s need not be exact, only below
