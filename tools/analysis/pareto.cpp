@@ -25,14 +25,14 @@ const Json* value_of(const StoredPoint& point, const std::string& pointer) {
   return setting_of(point, pointer);
 }
 
-// What a point was set to, though its report may have a section of the same name ("instances",
-// "pools"); else what the report says.
+// Setting of a point, though its report may have a section of the same name ("instances", "pools");
+// else what the report says.
 const Json* setting_or_value_of(const StoredPoint& point, const std::string& pointer) {
   if (const Json* value = setting_of(point, pointer)) return value;
   return find_value(point.report, pointer);
 }
 
-// Where a pointer that leads nowhere goes wrong: the last object it reaches, and what that holds.
+// Place where a wrong pointer ends: the last object that it reaches, and what that holds.
 std::string what_would_be_right(const Json& report, const std::string& pointer) {
   const Json* holder = &report;
   std::string reached;
@@ -250,7 +250,7 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
     mean.x = *mean.x + (*x - *mean.x) / n;
     mean.y = *mean.y + (*y - *mean.y) / n;
   }
-  // By group, then x; points without x last.
+  // Key of the order: by group, then x; points without x last.
   const auto key = [&](const ParetoPoint& point) {
     return std::tuple(point.group, point.x.value_or(std::numeric_limits<double>::infinity()),
                       (axes.least_y ? 1 : -1) * point.y.value_or(0));

@@ -18,7 +18,7 @@ namespace moesim {
 /// one strictly. Equal points stand together on the frontier or not at all.
 std::vector<bool> frontier(std::span<const std::pair<double, double>> points);
 
-/// What a frontier is drawn of. Pointers lead into the report ("/metrics/..",
+/// Axes that a frontier is drawn of. Pointers lead into the report ("/metrics/..",
 /// "/context/config/.."), or, where that has none, into the config ("/token_routing/decode").
 struct ParetoAxes {
   std::string x{metric("median_tpot_ms").pointer};        ///< to minimise

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-// What a plot is made of: places under a name, drawn in one style.
+// A series of a plot: places under a name, drawn in one style.
 struct Series {
   std::string title, places;
   std::size_t colour = 0, style = 0, styles = 1, letter = 0;
@@ -77,7 +77,7 @@ std::vector<Series> series_of(const Pareto& pareto) {
   return all;
 }
 
-// What gnuplot is given.
+// Script and data for gnuplot.
 struct Drawing {
   std::string script, data;
 };

@@ -22,7 +22,7 @@ std::string plot_heading(std::string_view text);
 /// Throws ConfigError for other endings.
 std::string plot_terminal(const std::filesystem::path& file, int columns = 1, int lines = 1);
 
-/// What gnuplot prints: the script's ARG1 is the data's file, ARG2 and on are `texts`, a line each.
+/// Output of gnuplot. The script's ARG1 is the data's file, ARG2 and on are `texts`, a line each.
 /// Names that users chose belong into the data and the texts; the script could run commands. Throws
 /// ConfigError if gnuplot is missing or fails.
 std::string run_gnuplot(const std::string& script, const std::string& data,

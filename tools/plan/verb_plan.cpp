@@ -145,7 +145,7 @@ struct Gpus {
   int count;
 };
 
-// What a plan is made for: each number of each kind.
+// Places that a plan is made for: each number of each kind.
 std::vector<Gpus> places_of(const PlanOptions& options) {
   std::vector<Gpus> places;
   for (const int count : options.gpus) {
@@ -209,7 +209,7 @@ std::string margin(const SloRun& run, const Metric& metric, const char* limit) {
   return left ? fmt::format("{} ({:+.0f} %)", text, 100 * *left) : text;
 }
 
-// What the GPUs draw for an output token; nothing where that is not known.
+// Joules of the GPUs for an output token; nothing where that is not known.
 std::optional<double> joules(const SloRun& run) {
   const Json* value =
       find_value(run.report, std::string(metric("joules_per_output_token").pointer));
@@ -345,7 +345,7 @@ AnswerTable table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
   return table;
 }
 
-// What ranks the rows, and what their columns say.
+// Legend of what ranks the rows, and what their columns say.
 std::string legend(bool by_energy) {
   const std::string ranked =
       by_energy ? "Ranked by J/token, of the deployments that sustain most requests. "
@@ -393,7 +393,7 @@ std::string least_text(const Plan& plan) {
   return text;
 }
 
-// Of a decode step; null where the run's store does not say.
+// Experts of a decode step; null where the run's store does not say.
 const Json* decode_experts(const SloRun& run) {
   return find_value(run.report, "/experts/by_step_kind/decode");
 }
@@ -465,8 +465,8 @@ std::string statistics_of(const MoeModel& model) {
                      of_another_family ? ", another family" : "");
 }
 
-// Where more requests are in flight than distinct synthetic ones are served (half of them), some of
-// a batch are alike.
+// Remark: with more requests in flight than distinct synthetic ones are served (half of them), some
+// of a batch are equal.
 std::string repeats_of(const SloRun& first) {
   const Json& metrics = first.report.at("metrics");
   const double in_flight =
@@ -572,7 +572,7 @@ OrderedJson anchor_json(const PoolSpec& pool) {
           {"of_another_layout", !pool.anchor->holds_at(anchored_layout(pool))}};
 }
 
-// What corrects the first deployment: empty without an anchor.
+// Text of what corrects the first deployment: empty without an anchor.
 std::string anchored_text(const Asked& asked, const SloRun& first) {
   if (!first.config.contains("anchor")) return "";
   const ExperimentSpec spec = read_spec({first.config, asked.config_file()});
@@ -934,7 +934,7 @@ With -o NAME three files are written: NAME.json (the best deployment, an experim
 (every run) and NAME.html (a page of the runs). The same command then continues a stopped search.
 Without -o the answer is only printed. Exit 3 if no deployment meets the limits, with the nearest miss.)";
 
-// What is served, and on what.
+// Adds options of what is served, and on what.
 void add_hardware(CLI::App& command, PlanOptions& options) {
   command.add_option("--model", options.model, model_option)->required();
   command
@@ -951,7 +951,7 @@ void add_hardware(CLI::App& command, PlanOptions& options) {
                      "instead of --gpu and --gpus: a file, or a name of moesim list clusters");
 }
 
-// What users send, and what they are owed.
+// Adds options of what users send, and of their limits.
 void add_load(CLI::App& command, PlanOptions& options) {
   ServingQuestion& question = options.question;
   add_length_options(command, options.prompt, options.generated);
@@ -984,7 +984,7 @@ void add_load(CLI::App& command, PlanOptions& options) {
       ->capture_default_str();
 }
 
-// What runs the model.
+// Adds options of the engine.
 void add_engine(CLI::App& command, PlanOptions& options) {
   ServingQuestion& question = options.question;
   command

@@ -30,7 +30,7 @@ constexpr std::size_t most_details = 5'000;       // points with steps and confi
 constexpr std::size_t most_turns = 20'000;        // of sessions: about 2 MB of page
 constexpr std::size_t most_pairs = 500;           // of a comparison; its summary is over all
 
-// What a page lets its reader choose as an axis, sort by, and see of a point.
+// Metrics that a reader of the page can choose as an axis, sort by, and see of a point.
 constexpr std::array<const Metric*, 35> page_metrics{
     &metric("tokens_per_s_per_gpu"),
     &metric("total_tokens_per_s_per_gpu"),
@@ -141,7 +141,7 @@ OrderedJson metrics_of(const StoredPoint& point, const std::vector<std::string>&
   return metrics;
 }
 
-// Whether its rates are those of a steady state: "stable", or why not.
+// Returns "stable" if its rates are those of a steady state, or why not.
 OrderedJson state_of(const StoredPoint& point) {
   const Json* state = find_value(point.report, state_pointer);
   return state == nullptr ? OrderedJson() : OrderedJson(*state);
@@ -167,8 +167,8 @@ OrderedJson parts_of(const StoredPoint& point) {
   return kinds;
 }
 
-// Its EP groups, if it has more than one: of each the pool ("" if there are none) and its number,
-// then of instance_columns what its row in the report says.
+// Columns of its EP groups, if it has more than one. Each has the pool ("" if there are none) and
+// its number, then of instance_columns what its row in the report says.
 constexpr std::array<std::string_view, 7> instance_columns{
     "mean_step_ms",        "utilization",     "barrier_idle_share", "output_tokens",
     "kv_mean_utilization", "prefix_hit_rate", "preemptions"};
@@ -201,8 +201,8 @@ void append_means(OrderedJson& cells, const Json& layer, const char* what, doubl
   }
 }
 
-// For each kind of step: tokens and activated slots per step, [layer x rank], and their means over
-// steps and layers on the busiest and the average rank.
+// Loads for each kind of step: tokens and activated slots per step, [layer x rank]. Also their
+// means over steps and layers on the busiest and the average rank.
 OrderedJson loads_of(const StoredPoint& point) {
   OrderedJson kinds = OrderedJson::object();
   const Json* by_kind = find_value(point.report, "/experts/by_step_kind");
@@ -274,7 +274,7 @@ std::size_t turns_of(const OrderedJson& sessions) {
   return turns;
 }
 
-// As --set reads it: a text that is no JSON stands for itself.
+// Text as --set reads it: a text that is no JSON means itself.
 std::string override_text(const Json& value) {
   if (!value.is_string()) return value.dump();
   const auto text = value.get<std::string>();
@@ -299,7 +299,7 @@ std::optional<Json> implied(const Done& points, const std::string& by, const Jso
   return only;
 }
 
-// One value of an axis against another, with what else the sweep always changes along with it.
+// Compares one value of an axis with another, with what the sweep always changes along with it.
 std::optional<OrderedJson> compare_values(const StoredSweep& sweep, const Done& done,
                                           const Axis& axis, const Json& baseline,
                                           const Json& candidate) {
@@ -467,8 +467,8 @@ std::vector<std::string> default_groups(const StoredSweep& sweep) {
   for (const Axis& axis : sweep.axes) {
     if (!runs_along_a_curve(axis.pointer)) by.push_back(axis.pointer);
   }
-  // What a dispatch implies about a routing policy is the policy's doing: try it first. Pools have
-  // their name in any case.
+  // Implications of a dispatch about a routing policy are the policy's doing: try it first. Pools
+  // have their name in any case.
   std::vector<std::string> to_try = by;
   std::stable_partition(to_try.begin(), to_try.end(), [](const std::string& pointer) {
     return pointer.starts_with("/dispatch");
@@ -561,7 +561,7 @@ OrderedJson heading_of(const StoredSweep& sweep, const PageOptions& options, con
   return data;
 }
 
-// What the page shows of single points, those of the frontier first, as far as a page can hold.
+// Finds single points that the page shows, those of the frontier first, as far as a page can hold.
 using PointAt = std::function<StoredPoint(const std::string& hash)>;
 void add_details(OrderedJson& data, const Pareto& curves, const Json& config,
                  const PointAt& whole_point) {

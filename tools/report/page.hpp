@@ -22,21 +22,21 @@ struct PageOptions {
   std::string chosen{};  ///< config hash of the point that the page opens on; empty: its own choice
 };
 
-/// Whether any of the points was run under an SLO: goodput is then the question.
+/// True if any of the points was run under an SLO: goodput is then the question.
 bool has_objectives(const StoredSweep&);
 
 /// The whole report of a point of which part was read.
 using ReportOf = std::function<Json(const StoredPoint&)>;
 
-/// Where in a report stands what the page shows of every point.
+/// Places in a report of what the page shows of every point.
 std::vector<std::string> page_pointers(const PageOptions&);
 
-/// What the page shows, as JSON: "metrics" to choose axes from; "groups"; "points" with their
-/// metrics, mean step by part, loads by layer and rank, command, and resolved config as a JSON
-/// patch on "config" (that of the first point); "comparisons" between the values of each grouping
-/// axis; "unfinished" points and why. Of points off the frontiers first loads, then steps and
-/// config are left out once there are more than a page should carry. Without `report_of` the points
-/// hold their whole reports. Throws ConfigError as pareto() does.
+/// Data of the page, as JSON: "metrics" to choose axes from; "groups"; "points" with their metrics,
+/// mean step by part, loads by layer and rank, and command. A point's resolved config is a JSON
+/// patch on "config" (that of the first point). Also "comparisons" between the values of each
+/// grouping axis, and "unfinished" points and why. Of points off the frontiers first loads, then
+/// steps and config are left out once there are more than a page should carry. Without `report_of`
+/// the points hold their whole reports. Throws ConfigError as pareto() does.
 OrderedJson page_data(StoredSweep, const PageOptions&, const ReportOf& report_of = {});
 
 /// The command that runs one point: the base, and what the sweep sets in it.
@@ -50,8 +50,8 @@ struct StorePage {
 };
 StorePage store_page(const std::filesystem::path& store, PageOptions);
 
-/// One HTML file that needs no other and no network. Throws ConfigError if moesim was built without
-/// ECharts.
+/// Returns one HTML file that needs no other and no network. Throws ConfigError if moesim was built
+/// without ECharts.
 std::string report_page(const OrderedJson& data);
 
 }  // namespace moesim
