@@ -224,6 +224,14 @@ ConfigNode::ConfigNode(Json value, std::filesystem::path file, std::string point
       resolved_(std::make_shared<Json>(Json::object())) {}
 
 ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
+  if (file.native().starts_with('{')) {
+    const char* const name = "config";
+    try {
+      return {parse_json(file.native()), name};
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: {}", name, error.what()));
+    }
+  }
   std::error_code ignored;
   const auto status = std::filesystem::status(file, ignored);
   if (!std::filesystem::exists(status)) throw NoSuchFile(file);
@@ -482,6 +490,17 @@ std::size_t ConfigReader::choice(std::string_view key, std::span<const std::stri
 std::size_t ConfigReader::choice_or(std::string_view key, std::span<const std::string_view> names,
                                     std::size_t fallback) {
   return child_or(key, std::string(names[fallback])).index_in(names);
+}
+
+std::string_view file_of_class(std::string_view name) {
+  const std::size_t colon = name.rfind(".py:");
+  return colon == name.npos ? "" : name.substr(0, colon + 3);
+}
+
+bool ConfigReader::names_class() const {
+  const auto type = node_.json().find("type");
+  return type != node_.json().end() && type->is_string() &&
+         !file_of_class(type->get_ref<const std::string&>()).empty();
 }
 
 std::size_t ConfigReader::policy(std::string_view registry,

@@ -59,7 +59,9 @@ class ConfigNode {
  public:
   ConfigNode(Json value, std::filesystem::path file, std::string pointer = "");
 
-  /// Reads and parses a file. Throws ConfigError if it is missing, not a regular file or not JSON.
+  /// Reads and parses a file, or a text that begins with "{": an object as it stands, in which
+  /// paths are relative to the working directory. Throws ConfigError if it is missing, not a
+  /// regular file or not JSON.
   static ConfigNode from_file(const std::filesystem::path& file);
 
   const Json& json() const { return value_; }
@@ -145,6 +147,8 @@ class ConfigReader {
   std::size_t choice_or(std::string_view key, std::span<const std::string_view> names,
                         std::size_t fallback);
 
+  /// True if "type" names a file of Python and a class in it: "my.py:Mine".
+  bool names_class() const;
   /// Which row of a table of policies its "type" names. The rows' own keys are then added.
   std::size_t policy(std::string_view registry, std::span<const std::string_view> names);
   void add(KeyTable keys) { tables_.push_back(keys); }
@@ -184,6 +188,9 @@ template <class Read>
 auto read_object(const ConfigNode& node, Read&& read) {
   return read_object(node, nullptr, std::forward<Read>(read));
 }
+
+/// The file of a policy that is named by file and class, "my.py" of "my.py:Mine"; else "".
+std::string_view file_of_class(std::string_view name);
 
 /// Applies "/pointer=value" to a config: value is JSON, or a string where it is not. The parent
 /// must exist. Throws ConfigError if the text has no '=' or the pointer leads nowhere.

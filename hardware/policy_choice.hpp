@@ -22,7 +22,7 @@ class PolicyChoice {
   PolicyChoice(const Table& table, const ConfigNode& node, KeyTable beside = no_keys)
       : kind_(table.kind()),
         node_(node.as_policy()),
-        entry_(table.entries()[ConfigReader(node_, beside).policy(kind_, table.names())]),
+        entry_(chosen(table, ConfigReader(node_, beside))),
         beside_(beside) {}
 
   std::string_view name() const { return entry_.name; }
@@ -41,6 +41,10 @@ class PolicyChoice {
   }
 
  private:
+  static typename Table::Entry chosen(const Table& table, ConfigReader reader) {
+    return table.chosen(reader);
+  }
+
   std::string_view kind_;
   ConfigNode node_;
   typename Table::Entry entry_;

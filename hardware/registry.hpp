@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -55,6 +56,10 @@ class Registry {
   Registry(std::string_view kind, std::vector<Entry> entries)
       : kind_(kind), entries_(std::move(entries)) {}
 
+  /// Row of a policy that "type" names as file and class, "my.py:Mine". Set by the one program that
+  /// can run such classes, before anything is read; its texts outlive the tables.
+  static inline std::function<Entry(const ConfigNode& type)> of_class{};
+
   /// Adds a row, for a program's own policy. Its texts must outlive the registry.
   void add(Entry entry) { entries_.push_back(entry); }
 
@@ -82,9 +87,19 @@ class Registry {
 
   /// make() from an object with other keys beside the policy's, which the caller reads.
   MadeOf<Product> make_from(ConfigReader& reader, Context... context) const {
-    const Entry& entry = entries_[reader.policy(kind_, names())];
+    const Entry entry = chosen(reader);
     reader.add(entry.keys);
     return entry.make(reader, context...);
+  }
+
+  /// The row that the object's "type" names. Throws ConfigError if there is none.
+  Entry chosen(ConfigReader& reader) const {
+    if (!reader.names_class()) return entries_[reader.policy(kind_, names())];
+    const ConfigNode type = reader.child("type");
+    if (of_class) return of_class(type);
+    type.fail(
+        "names a class in Python, which this program cannot run; run the command as "
+        "`python3 -m moesim`");
   }
 
  private:

@@ -4,22 +4,48 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cstdint>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <sstream>
 
 #include <fmt/format.h>
 
 namespace moesim {
 
+namespace {
+
+// Found by the address of this function: in a program of Python that is not the program's own file.
+std::filesystem::path find_program_file() {
+  const auto here = reinterpret_cast<std::uintptr_t>(&find_program_file);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream fields(line);
+    std::uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    fields >> std::hex >> begin >> dash >> end;
+    if (const std::size_t path = line.find('/'); begin <= here && here < end && path != line.npos)
+      return line.substr(path);
+  }
+  return std::filesystem::read_symlink("/proc/self/exe");
+}
+
+}  // namespace
+
+std::filesystem::path program_file() {
+  static const std::filesystem::path file = find_program_file();
+  return file;
+}
+
 std::filesystem::path data_folder() {
   if (const char* named = std::getenv("MOESIM_DATA"); named != nullptr && *named != '\0')
     return named;
   std::error_code none;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", none);
-  auto installed = (program.parent_path() / MOESIM_INSTALLED_DATA).lexically_normal();
+  auto installed = (program_file().parent_path() / MOESIM_INSTALLED_DATA).lexically_normal();
   if (std::filesystem::is_directory(installed / "hardware", none)) return installed;
   return MOESIM_SOURCE_DIR;
 }

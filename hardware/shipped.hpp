@@ -11,9 +11,12 @@
 
 namespace moesim {
 
+/// File of the running program, or of the module that holds it in a program of Python.
+std::filesystem::path program_file();
+
 /// Folder with hardware/, models/ and configs/ where data files are looked for unless a command
 /// says otherwise. It is what the environment variable MOESIM_DATA names, else share/moesim next to
-/// the installed program, else the source tree of the build.
+/// the folder of the installed program, else the source tree of the build.
 std::filesystem::path data_folder();
 
 /// Kinds of JSON files that ship and may be called by their short names: "h200", "h200x16",

@@ -47,7 +47,7 @@ check_floors("" hardware models traces sim tools)
 check_floors("models/" mixers huggingface quantization)
 check_floors("sim/" engines+placement+kv_tiers+pool_roles capacity+dispatch+expert_memory+failures+kv_cache+token_routing scheduling prefill_alignment request_routing step
              rebalancing experiment requests report+replay serving)
-check_floors("tools/" cli bench run+policies+sweep analysis report plan config lab)
+check_floors("tools/" cli bench run+policies+sweep analysis report plan config lab+python)
 
 file(GLOB_RECURSE sources "${ROOT}/hardware/*.cpp" "${ROOT}/models/*.cpp" "${ROOT}/traces/*.cpp" "${ROOT}/sim/*.cpp")
 foreach(source IN LISTS sources)

@@ -646,11 +646,17 @@ struct Placed {
 };
 
 void add_rows(const Placed& placed, const ReplayConfig& config, const Draws& draws,
-              const Limits& limits, std::vector<ReplayRow>& rows) {
+              const Limits& limits, std::int64_t& done, std::vector<ReplayRow>& rows) {
   const auto& [placement, routers, alike] = placed;
+  const auto scored = [&, in_all = std::ssize(config.placements) * std::ssize(config.replications) *
+                                   std::ssize(draws.batches) *
+                                   (1 + std::ssize(draws.resamples))](const Batches& batches) {
+    std::vector<Score> scores = score_all(placement, routers, batches, config.time, limits);
+    config.progress(++done, in_all);
+    return scores;
+  };
   for (std::size_t b = 0; b < draws.batches.size(); ++b) {
-    const std::vector<Score> scores =
-        score_all(placement, routers, draws.batches[b], config.time, limits);
+    const std::vector<Score> scores = scored(draws.batches[b]);
     const std::size_t first = rows.size();
     for (std::size_t i = 0; i < config.routings.size(); ++i) {
       const Score& score = scores[asked_for + i];
@@ -667,8 +673,7 @@ void add_rows(const Placed& placed, const ReplayConfig& config, const Draws& dra
       rows.push_back(std::move(row));
     }
     for (const std::vector<Batches>& resample : draws.resamples) {
-      const std::vector<Score> drawn =
-          score_all(placement, routers, resample[b], config.time, limits);
+      const std::vector<Score> drawn = scored(resample[b]);
       for (std::size_t i = 0; i < config.routings.size(); ++i) {
         const Score& score = drawn[asked_for + i];
         rows[first + i].activated_of_resample.push_back(static_cast<double>(score.max_activated) /
@@ -693,6 +698,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   for (const ConfigNode& policy : config.placements)
     placers.push_back(policies.placement.make(policy));
   std::vector<ReplayRow> rows;
+  std::int64_t done = 0;
   for (std::size_t p = 0; p < placers.size(); ++p) {
     const Placer& placer = *placers[p];
     const ExpertStatistics seen = observe(std::array{&trace}, observation(placer, config));
@@ -711,7 +717,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
       placed.alike.token_imbalance = score_placement(placed.experts, scored).imbalance_mean;
       placed.alike.replication_effective =
           static_cast<double>(problem.slots_per_gpu) * config.gpus / trace.num_experts();
-      add_rows(placed, config, draws, limits, rows);
+      add_rows(placed, config, draws, limits, done, rows);
     }
   }
   compare_with_first(rows);

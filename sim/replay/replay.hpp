@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -67,6 +68,9 @@ struct ReplayConfig {
   /// Resamples of the requests that batches are drawn from, with replacement; 0: none. What they
   /// say is as wide as another recording of as many requests would make it.
   int bootstrap = 0;
+  /// Called, by the thread that called replay(), before the first score and after each: (done, in
+  /// all). A score is all routings on one placement, ratio and batch size.
+  std::function<void(std::int64_t, std::int64_t)> progress = [](std::int64_t, std::int64_t) {};
 };
 
 /// How much more slots a row has than the first placement's row, in percent, and half its 95 %

@@ -41,9 +41,10 @@ Charges read_values(const ConfigNode& node, std::span<const std::string_view> po
     Charges charges = routing_charges(RoutingCharges::measured);
     charges.source = fmt::format("{}; the others: {}", reader.text("source"), charges.source);
     charges.top_k_of_all_tokens = reader.quantity<Seconds>("top_k_of_all_tokens");
-    for (const std::string_view policy : policies) {
-      if (!reader.optional(policy)) continue;
-      charges.token_routing[std::string(policy)] =
+    for (const auto& [policy, value] : reader.node().json().items()) {
+      if (file_of_class(policy).empty() && std::ranges::find(policies, policy) == policies.end())
+        continue;
+      charges.token_routing[policy] =
           read_object(reader.child(policy), charge_keys, [](ConfigReader& charge) {
             return RoutingCharge{charge.quantity<Seconds>("fixed"),
                                  charge.quantity<Seconds>("per_128_active")};

@@ -130,6 +130,26 @@ def compare_threads(folder):
           f"this machine gives {2 * alone / (time.perf_counter() - began):.2f})", flush=True)
 
 
+def python():
+    """Of the module in the same build, by a Python that has numpy."""
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(MOESIM).resolve().parents[1] / "python")}
+    interpreter = "/usr/bin/python3"
+
+    def took(*words):
+        began = time.perf_counter()
+        subprocess.run([interpreter, *words], check=True, env=environment, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - began
+
+    load_ms = 1e3 * (min(took("-c", "import moesim") for _ in range(9)) - min(took("-c", "pass") for _ in range(9)))
+    row("import moesim, ms", f"{load_ms:.0f}", "-", True)
+    trace = "../shared/data/routing/gpt-oss-20b"
+    if not os.path.isdir(trace):
+        return
+    replay = ["-m", "moesim", "replay", "--trace", trace, "--gpus", "8", "--replication", "1.5", "--batch", "32", "--routing"]
+    ratio = min(took(*replay, "tests/python/policies.py:Metro") for _ in range(3)) / min(took(*replay, "metro") for _ in range(3))
+    row("replay of gpt-oss-20b, METRO in Python over in C++", f"{ratio:.1f}", "30", ratio <= 30)
+
+
 if __name__ == "__main__":
-    for part in sys.argv[2:] or ["start_up", "two_threads", "fidelity", "requests", "sessions", "fleet"]:
+    for part in sys.argv[2:] or ["start_up", "python", "two_threads", "fidelity", "requests", "sessions", "fleet"]:
         globals()[part]()

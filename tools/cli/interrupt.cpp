@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/cli/interrupt.hpp"
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstring>
@@ -17,6 +18,9 @@ std::atomic<const char*> answer_to_give = nullptr;
 static_assert(std::atomic<bool>::is_always_lock_free &&
               std::atomic<const char*>::is_always_lock_free);
 
+constexpr std::array noted_signals{SIGINT, SIGTERM};
+std::array<struct sigaction, noted_signals.size()> handled_before;
+
 // A handler may not print as others do.
 void say(const char* text) {
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, std::strlen(text));
@@ -24,7 +28,7 @@ void say(const char* text) {
 
 void note_and_answer(int received) {
   noted = true;
-  std::signal(received, SIG_DFL);
+  ::sigaction(received, &handled_before[received == SIGINT ? 0 : 1], nullptr);
   say("\nmoesim: stopping; ");
   say(answer_to_give);
   say("\n");
@@ -35,12 +39,15 @@ void note_and_answer(int received) {
 InterruptGuard::InterruptGuard(const char* answer) {
   noted = false;  // whatever a guard before this one was told
   answer_to_give = answer;
-  for (const int number : {SIGINT, SIGTERM}) std::signal(number, note_and_answer);
+  for (std::size_t i = 0; i < noted_signals.size(); ++i) {
+    ::sigaction(noted_signals[i], nullptr, &handled_before[i]);
+    std::signal(noted_signals[i], note_and_answer);
+  }
 }
 
 InterruptGuard::~InterruptGuard() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  for (std::size_t i = 0; i < noted_signals.size(); ++i)
+    ::sigaction(noted_signals[i], &handled_before[i], nullptr);
 }
 
 bool InterruptGuard::interrupted() { return noted; }

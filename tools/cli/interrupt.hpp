@@ -7,7 +7,8 @@ namespace moesim {
 inline constexpr int exit_interrupted = 130;
 
 /// While it lives, the first Ctrl-C, or TERM as a scheduler sends it, is only noted and answered on
-/// stderr. So the runs in flight can finish; the second ends the program as usual.
+/// stderr. So the runs in flight can finish; the second one is handled as before: it ends the
+/// program, or is Python's.
 class InterruptGuard {
  public:
   /// `answer` is said at once, in a line: what is kept. It must outlive the guard.

@@ -41,10 +41,14 @@ constexpr std::array groups{VerbGroup{"One question", ask}, VerbGroup{"Many runs
 
 }  // namespace
 
+const Program& moesim_program() {
+  static constexpr Program program{
+      "moesim", "simulates clusters that serve Mixture-of-Experts models", groups};
+  return program;
+}
+
 }  // namespace moesim
 
 int main(int argc, char** argv) {
-  return moesim::run_command_line(
-      {"moesim", "simulates clusters that serve Mixture-of-Experts models", moesim::groups}, argc,
-      argv);
+  return moesim::run_command_line(moesim::moesim_program(), argc, argv);
 }

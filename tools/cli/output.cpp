@@ -88,6 +88,9 @@ void forget_unfinished(const char* file) {
   }
 }
 
+// Text that print() adds to, if not stdout.
+std::string* printed_to = nullptr;
+
 // True if it begins as every SQLite file.
 bool is_store(const std::filesystem::path& file) {
   constexpr std::string_view magic = "SQLite format 3";
@@ -251,9 +254,16 @@ std::string csv_cell(const Json& value) {
   return csv_cell(value.is_string() ? value.get<std::string>() : value.dump());
 }
 
+PrintedText::PrintedText() { printed_to = &text_; }
+PrintedText::~PrintedText() { printed_to = nullptr; }
+
 // A name out of a config or a store never reaches a terminal as an escape sequence.
 void print(std::string_view text) {
   const std::string shown = visible(text);
+  if (printed_to != nullptr) {
+    *printed_to += shown;
+    return;
+  }
   std::fwrite(shown.data(), 1, shown.size(), stdout);
 }
 

@@ -86,4 +86,17 @@ std::string csv_cell(const Json& value);
 /// Writes to stdout, hidden characters written out (visible()).
 void print(std::string_view text);
 
+/// Text that is printed while this object lives, in the place of stdout. One at a time.
+class PrintedText {
+ public:
+  PrintedText();
+  PrintedText(const PrintedText&) = delete;
+  PrintedText& operator=(const PrintedText&) = delete;
+  ~PrintedText();
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
 }  // namespace moesim

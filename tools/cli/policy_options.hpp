@@ -13,10 +13,13 @@
 
 namespace moesim {
 
-/// A policy in one word: name, or name:key=value:key=value. `flag` is where it stands, for
-/// messages. Throws ConfigError if an option is not key=value.
+/// A policy in one word: name, or name:key=value:key=value; a class of Python, my.py:Mine,
+/// likewise. `flag` is where it stands, for messages. Throws ConfigError if an option is not
+/// key=value.
 inline ConfigNode policy_node(const std::string& word, const std::string& flag) {
-  const std::size_t name_end = std::min(word.find(':'), word.size());
+  const std::size_t file_end = file_of_class(word.substr(0, word.find('='))).size();
+  const std::size_t name_end =
+      std::min(word.find(':', file_end == 0 ? 0 : file_end + 1), word.size());
   Json policy{{"type", word.substr(0, name_end)}};
   for (std::size_t first = name_end; first < word.size();) {
     const std::size_t end = std::min(word.find(':', first + 1), word.size());

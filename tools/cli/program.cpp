@@ -154,7 +154,9 @@ std::string list_of_verbs(const Program& program) {
   return text + fmt::format("\n{} VERB --help prints the options of a verb.\n", program.name);
 }
 
-int main_with_errors(const Program& program, std::vector<char*> words) {
+}  // namespace
+
+int run_verb(const Program& program, std::vector<char*> words) {
   const int argc = static_cast<int>(words.size());
   char** const argv = words.data();
   const std::string_view first = argc > 1 ? argv[1] : "--help";
@@ -183,14 +185,10 @@ int main_with_errors(const Program& program, std::vector<char*> words) {
     for (const CLI::App* command : app.get_subcommands())
       refuse_unknown_option(program, *command, argc, argv);
     const std::string verb = first.starts_with('-') ? "" : fmt::format(" {}", first);
-    fmt::print(stderr, "{0}: {1} (see {0}{2} --help)\n", program.name,
-               visible(one_line(error.what())), verb);
-    return 2;
+    throw ConfigError(fmt::format("{} (see {}{} --help)", error.what(), program.name, verb));
   }
   return action();
 }
-
-}  // namespace
 
 int run_command_line(const Program& program, int argc, char** argv) {
   open_closed_descriptors();
@@ -211,7 +209,7 @@ int run_command_line(const Program& program, int argc, char** argv) {
   // A file that outgrows its limit is then an error of writing, which is said, not a sudden end.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
-    const int code = main_with_errors(program, with_help_as_option(argc, argv));
+    const int code = run_verb(program, with_help_as_option(argc, argv));
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       fmt::print(stderr, "{}: the results could not be written to stdout; is the disk full?\n",
                  program.name);

@@ -29,6 +29,7 @@ std::string duration_text(double seconds) {
 }  // namespace
 
 void ProgressBar::update(std::int64_t done, std::int64_t total) {
+  if (watcher) return watcher(what_, done, total);
   const auto now = Clock::now();
   if (done == 0) start_ = now;  // what was before is not this work
   if (now - start_ < silent_at_first) return;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace moesim {
@@ -17,6 +18,10 @@ class ProgressBar {
   ~ProgressBar() { finish(); }
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
+
+  /// Told of all work in the place of bars: what, done, total. Set by a program that shows progress
+  /// itself. What it throws ends the work where update() is called by the thread that asked for it.
+  static inline std::function<void(const std::string&, std::int64_t, std::int64_t)> watcher{};
 
   /// So many of `total` are done; a total of 0 is unknown.
   void update(std::int64_t done, std::int64_t total);

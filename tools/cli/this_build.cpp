@@ -9,11 +9,12 @@
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
+#include "hardware/shipped.hpp"
 
 namespace moesim {
 
 std::string this_build() {
-  std::ifstream program("/proc/self/exe", std::ios::binary);
+  std::ifstream program(program_file(), std::ios::binary);
   std::vector<char> bytes(1 << 20);
   std::uint64_t hash = fnv1a({});
   while (program) {

@@ -1,5 +1,5 @@
 # Packages of the program and its data, by `cpack --preset release`: a .deb whose dependencies are Debian's packages, and a
-# .tar.gz that carries the libraries with it. tools/wheel makes Python's package from the same components.
+# .tar.gz that carries the libraries with it. tools/python makes Python's package from the same components.
 
 # Libraries that stand beside the program go before the system's; the .deb has none there.
 set_target_properties(moesim PROPERTIES INSTALL_RPATH "$ORIGIN/../lib/moesim")

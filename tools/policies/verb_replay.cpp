@@ -9,6 +9,7 @@
 #include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/policy_options.hpp"
+#include "tools/cli/progress.hpp"
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
@@ -167,7 +168,10 @@ int replay_trace(const ReplayOptions& options) {
   const RoutingTrace trace = RoutingTrace::open(options.trace);
   Remarks said;
   for (const std::string& remark : remarks_of(trace, asked)) said.say(remark);
+  ProgressBar bar("scores");
+  asked.progress = [&](std::int64_t done, std::int64_t in_all) { bar.update(done, in_all); };
   const std::vector<ReplayRow> rows = replay(trace, asked);
+  bar.finish();
   if (!options.csv.empty()) write_file(options.csv, to_csv(rows));
   print(options.json ? to_json(rows, options.each_batch).dump(1) + "\n" : to_text(rows));
   return 0;

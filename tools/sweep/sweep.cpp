@@ -470,6 +470,7 @@ class FileFingerprints {
       if (print != 0) break;
       if (const auto file = shipped_file(which, text)) print = of_path(*file);
     }
+    if (const auto file = file_of_class(text); !file.empty()) print = of_path(folder / file);
     return known->second = print;
   }
 
