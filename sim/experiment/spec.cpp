@@ -19,7 +19,9 @@
 #include "sim/experiment/read_placement.hpp"
 #include "sim/experiment/read_serving.hpp"
 #include "sim/experiment/shared_cluster.hpp"
+#include "sim/experiment/spelled_out.hpp"
 #include "sim/step/reselection.hpp"
+#include "traces/gating/presets.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
 #include "traces/sessions/sessions.hpp"
@@ -64,7 +66,7 @@ constexpr std::array<std::string_view, 2> fidelity_names{"exact", "sampled"};
 
 std::span<const Key> workload_keys() {
   static constexpr Form request_class = form::object(class_keys);
-  static constexpr Form gating = form::policy("gating");
+  static constexpr Form gating = form::policy("gating").or_a(form::text);
   static constexpr Key keys[] = {
       {"arrivals", form::policy("arrivals"), unset("required, but for recorded sessions"),
        "when requests come, or sessions start"},
@@ -73,7 +75,8 @@ std::span<const Key> workload_keys() {
       {"sessions", form::policy("sessions", session_keys), unset("none: each request by itself"),
        "requests that follow each other"},
       {"requests", form::integer(1, 1e9), unset("all of the trace"), "number of requests"},
-      {"gating", gating, unset("none, for dense models alone"), "which experts tokens choose"},
+      {"gating", gating, unset("the preset of the model's family; none for a dense model"),
+       "which experts tokens choose; a bare text may be a preset (moesim list presets)"},
       {"prefill_gating", gating, unset("gating"), "which experts prompt tokens choose"},
       {"binding", form::typed_object(binding_keys), "random", "which recording a request replays"},
       {"classes", form::list(request_class), unset("none: one kind"),
@@ -120,19 +123,25 @@ std::span<const Key> experiment_keys() {
   static constexpr Form two_term_step = form::object(two_term_step_keys);
   static constexpr Form deployment = form::partial_object(deployment_keys);
   static constexpr Key keys[] = {
-      {"engine", form::object(engine_keys), unset("no preset; measured kernels of any engine"),
-       "engine whose defaults fill what is left out"},
+      {"engine", form::object(engine_keys).or_a(form::text),
+       unset("no preset; measured kernels of any engine"),
+       "engine whose defaults fill what is left out, or its bare name"},
       {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
       {"instances", form::integer(1, 1 << 16), unset("1"), "equal EP groups behind one router"},
       {"ffn_cluster", form::file.or_a(inline_cluster), unset("cluster"),
        "cluster of the experts' GPUs with ffn_gpus (AFD), if another"},
-      {"precision", form::object(precision_keys), unset("as the model's files say"),
-       "precision of weights, KV cache, activations"},
-      {"scheduling", form::policy("scheduling"), required, "what a step computes"},
+      {"precision", form::object(precision_keys).or_a(form::text),
+       unset("as the model's files say"),
+       "precision of weights, KV cache, activations; a bare text is of weights: \"fp8\", or "
+       "\"nvfp4/fp8\", of experts and of all others"},
+      {"scheduling", form::policy("scheduling"), required,
+       "what a step computes, unless an \"engine\" says it"},
       {"prefill_alignment", form::policy("prefill_alignment", prefill_alignment_keys),
        unset("none"), "when ranks hold prompts back to prefill together"},
-      {"token_routing", form::object(token_routing_keys), required, "which replica serves a token"},
-      {"dispatch", form::object(dispatch_keys), required, "how tokens reach experts and return"},
+      {"token_routing", form::object(token_routing_keys), required,
+       "which replica serves a token, unless an \"engine\" says it"},
+      {"dispatch", form::object(dispatch_keys), required,
+       "how tokens reach experts and return, unless an \"engine\" says it"},
       {"placement", form::policy("placement", placement_keys), "linear", "which GPU has an expert"},
       {"rebalancing", form::policy("rebalancing", rebalancing_keys), "none", "when experts move"},
       {"request_routing", form::policy("request_routing"), "least_kv", "which rank has a request"},
@@ -356,6 +365,16 @@ ConfigNode read_gating(ConfigReader& workload, const MoeModel& model) {
   if (model.experts > 0) return workload.child("gating");
   const Json none{{"type", "uniform"}, {"requests", 1}, {"prompt_rows", 1}, {"decode_rows", 1}};
   return workload.child_or("gating", none);
+}
+
+// Routing that the experiment leaves out is that of the model's family, which is said.
+void remark_on_gating(const ConfigNode& given, PoolSpec& spec) {
+  if (spec.model.experts == 0 || given.json().at("workload").contains("gating")) return;
+  const PresetOfModel chosen = preset_of(spec.model);
+  spec.remarks.push_back(fmt::format(
+      "\"workload\" has no \"gating\": routing is synthetic, by the statistics of {} (preset {}){}",
+      chosen.preset.family, chosen.preset.name,
+      chosen.of_another_family ? ", since nothing is known of this model" : ""));
 }
 
 // Reads the limit of engines. A request is longer than the positions of the model's training only
@@ -679,7 +698,7 @@ double token_seconds(const PoolSpec& e) {
 }  // namespace
 
 PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
-  const ConfigNode whole = with_preset(node);
+  const ConfigNode whole = with_preset(spelled_out(node));
   return read_object(whole, experiment_keys, [&](ConfigReader& reader) {
     std::optional<Engine> engine;
     const ConfigNode cluster = reader.child("cluster");
@@ -705,6 +724,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
                   {},
                   {},
                   whole};
+    remark_on_gating(node, spec);
     if (workload.has("prefill_gating")) spec.prefill_gating = workload.child("prefill_gating");
     spec.binding = read_binding(workload.child("binding"), spec.workload);
     read_objectives(reader, workload, spec);

@@ -297,7 +297,10 @@ TEST_CASE("a dense model needs no gating") {
   CHECK(serve(load(json)).document().at("metrics").dump() == with_gating);
   json = tiny_experiment(Json::object());
   json["workload"].erase("gating");
-  CHECK_THAT(refused(json), Contains("\"gating\" is missing"));
+  // That of a model with experts is its family's; this one has none.
+  const Experiment experiment = load(json);
+  CHECK(experiment.config.at("/workload/gating/preset"_json_pointer) == "deepseek_r1");
+  CHECK_THAT(remarks_of(experiment).at(0), Contains("nothing is known of this model"));
 }
 
 namespace {

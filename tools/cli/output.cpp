@@ -169,7 +169,9 @@ std::string wrapped(std::string_view text, std::size_t columns, std::size_t inde
   std::string lines(text.substr(0, used));
   text.remove_prefix(used);
   for (bool first = true; !text.empty(); first = false) {
-    const std::size_t end = std::min(text.find(' '), text.size());
+    std::size_t end = std::min(text.find(' '), text.size());
+    // A sign stays with its number.
+    while (text.substr(end).starts_with(" %")) end = std::min(text.find(' ', end + 1), text.size());
     const std::string_view word = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     const bool breaks = !first && used + 1 + word.size() > columns;

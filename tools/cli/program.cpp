@@ -21,6 +21,7 @@
 #include "hardware/parse_json.hpp"
 #include "hardware/quoting.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/serving_question.hpp"
 #include "tools/cli/table.hpp"
 
 namespace moesim {
@@ -217,7 +218,7 @@ int run_command_line(const Program& program, int argc, char** argv) {
     }
     return code;
   } catch (const ConfigError& error) {
-    fmt::print(stderr, "{}: {}\n", program.name, visible(one_line(error.what())));
+    fmt::print(stderr, "{}: {}\n", program.name, visible(one_line(said_of_options(error.what()))));
     return 2;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "{}: not enough memory for an input or a run of this size\n", program.name);

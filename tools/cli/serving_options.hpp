@@ -34,6 +34,8 @@ inline void add_engine_options(CLI::App& command, ServingQuestion& question) {
                      "the model's files store them)");
   command.add_option("--kv-cache-dtype", question.kv_cache_dtype,
                      "precision of the KV cache, e.g. fp8 (default: the engine's)");
+  command.add_option("--max-model-len", question.max_model_len,
+                     "tokens of the longest request, e.g. 64k (default: the model's positions)");
   command.add_option("--trace", question.trace,
                      "a routing trace of the model (default: synthetic gating)");
 }
@@ -70,15 +72,6 @@ struct ServingOptions {
 
   /// The experiment that the options say. Throws ConfigError.
   ConfigNode experiment() const {
-    try {
-      return asked_experiment();
-    } catch (const ConfigError& error) {
-      throw ConfigError(said_of_options(error.what()));
-    }
-  }
-
- private:
-  ConfigNode asked_experiment() const {
     if (model.empty() || gpu.empty() == cluster.empty() || (concurrency == 0) == rate.empty()) {
       throw ConfigError(
           "give CONFIG, or --model M --gpu G --tp N --isl N --osl N --concurrency N (or --rate R)");

@@ -10,7 +10,7 @@
 #include "hardware/shipped.hpp"
 #include "models/checkpoints.hpp"
 #include "sim/engines/serving_engine.hpp"
-#include "traces/gating/presets.hpp"
+#include "sim/experiment/spelled_out.hpp"
 
 namespace moesim {
 
@@ -76,46 +76,30 @@ Json engine_dispatch(const std::string& engine) {
 
 namespace {
 
-// Distinct synthetic requests. Placements are fitted on half of them, and the others are served: as
-// many as the limit on sequences below.
-constexpr int synthetic_requests = 1024;
-
 Json gating_of(const ServingQuestion& question, const MoeModel& model) {
   if (!question.trace.empty()) return {{"type", "recorded"}, {"trace", question.trace}};
-  return {{"type", "topical"},
-          {"preset", preset_of(model).preset.name},
-          {"requests", synthetic_requests},
-          {"prompt_rows", 16},
-          {"decode_rows", 32}};
-}
-
-Precision precision_named(std::string_view option, const std::string& name) {
-  const auto found = std::ranges::find(precision_names, name);
-  if (found != precision_names.end())
-    return static_cast<Precision>(found - precision_names.begin());
-  throw ConfigError(fmt::format("{}: there is no precision \"{}\"; one of: {}", option, name,
-                                join_names(precision_names)));
+  return gating_of_family(model);
 }
 
 // The precisions that the question names; null where it leaves all to the model's files.
 Json precision_of(const ServingQuestion& question, const MoeModel& model,
                   const std::optional<StoredPrecision>& stored) {
-  const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
   Json precision;
-  if (!question.precision.empty()) {
-    const std::size_t slash = question.precision.find('/');
-    const Precision experts = precision_named("--precision", question.precision.substr(0, slash));
-    const bool four_bits = bytes_per_element(experts) < 1;
-    Precision others = stored ? stored->plan.attention : Precision::bf16;
-    if (slash != std::string::npos) {
-      others = precision_named("--precision", question.precision.substr(slash + 1));
-    } else if (!four_bits || model.experts == 0) {
-      others = experts;
+  const auto of_option = [](const char* option, auto&& read) {
+    try {
+      return read();
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: {}", option, error.what()));
     }
-    precision = {{"experts", name(experts)}, {"attention", name(others)}};
+  };
+  if (!question.precision.empty()) {
+    precision = of_option("--precision",
+                          [&] { return precision_object(question.precision, model, stored); });
   }
-  if (!question.kv_cache_dtype.empty())
-    precision["kv_cache"] = name(precision_named("--kv-cache-dtype", question.kv_cache_dtype));
+  if (const std::string& kv = question.kv_cache_dtype; !kv.empty()) {
+    of_option("--kv-cache-dtype", [&] { return precision_named(kv); });
+    precision["kv_cache"] = kv;
+  }
   return precision;
 }
 
@@ -159,6 +143,8 @@ Json base_deployment(const ServingQuestion& question, const MoeModel& model,
         {"output", question.output}, {"shared_prefix", question.prefix}};
     config["kv_cache"]["prefix_caching"] = true;
   }
+  if (!question.max_model_len.empty())
+    config["max_model_len"] = tokens_of_option("--max-model-len", question.max_model_len);
   if (!question.ttft.empty()) config["slo"]["ttft"] = question.ttft;
   if (!question.tpot.empty()) config["slo"]["tpot"] = question.tpot;
   return config;
@@ -232,7 +218,10 @@ std::string said_of_options(const std::string& message) {
   const auto of = std::ranges::find_if(made, [&](const Made& option) {
     return std::string_view(message).substr(pointer, text - pointer).starts_with(option.key);
   });
-  const std::string said = message.substr(text + 2);
+  std::string said = message.substr(text + 2);
+  constexpr std::string_view key = "\"max_model_len\": ";
+  if (const std::size_t at = said.find(key); at != said.npos)
+    said.replace(at, key.size(), "--max-model-len ");
   return of == std::end(made) ? said : fmt::format("{}: {}", of->option, said);
 }
 

@@ -206,7 +206,9 @@ Asked ask(const PlanOptions& options, ServingQuestion question, const Gpus& gpus
 std::string margin(const SloRun& run, const Metric& metric, const char* limit) {
   const auto left = margin_of(run, limit);
   const std::string text = metric_text(run, metric);
-  return left ? fmt::format("{} ({:+.0f} %)", text, 100 * *left) : text;
+  if (!left) return text;
+  if (*left < -1) return fmt::format("{} ({:.3g} x)", text, 1 - *left);
+  return fmt::format("{} ({:+.0f} %)", text, 100 * *left);
 }
 
 // Joules of the GPUs for an output token; nothing where that is not known.
@@ -913,11 +915,7 @@ int run_requests(const PlanOptions& options) {
 }
 
 int run(const PlanOptions& options) {
-  try {
-    return options.sessions.empty() ? run_requests(options) : run_sessions(options);
-  } catch (const ConfigError& error) {
-    throw ConfigError(said_of_options(error.what()));
-  }
+  return options.sessions.empty() ? run_requests(options) : run_sessions(options);
 }
 
 constexpr std::string_view plan_footer =
