@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "sim/serving/padding.hpp"
 #include "sim/step/step_model.hpp"
 
 namespace moesim {
@@ -64,7 +65,8 @@ ExplainedStep explain_by(const Deployment& deployment, const StepContent& conten
   step.summary.rule = rule_kind(deployment.mixed, step.summary.kind, step.summary.prefill_tokens);
   StepModel& model = models.of(step.summary.rule);
   for (int sample = 0; sample < samples; ++sample) {
-    const StepBatch batch = typical_batch(deployment, content, rows);
+    StepBatch batch = typical_batch(deployment, content, rows);
+    pad(deployment, step.summary.kind, batch);
     StepCost cost;
     model.price(step_input(deployment, step.summary.rule, batch, rows, layers), cost,
                 sample == 0 ? &step.operations : nullptr);

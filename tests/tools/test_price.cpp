@@ -12,6 +12,7 @@
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
+#include "tools/bench/step_pricer.hpp"
 #include "tools/run/price.hpp"
 
 namespace moesim::test_price {
@@ -163,6 +164,30 @@ TEST_CASE("so do steps of experts over all GPUs of ranks of two", "[price]") {
 TEST_CASE("so do sampled steps, and those with graphs that pad", "[price]") {
   compare_with_run({{"fidelity", "sampled"}});
   compare_with_run({{"cuda_graph", {{"sizes", {4, 8}}}}});
+}
+
+// Every expert serves every token, so that recordings make no difference.
+TEST_CASE("explain prices a batch as price does, padded to graphs as well", "[price]") {
+  const Json all = {{"model", {{"experts", {{"per_token", 16}}}}}, {"placement", "linear"}};
+  Json graphs = all;
+  graphs["cuda_graph"] = {{"sizes", {4, 8}}};
+  const Experiment padded = test::load_tiny(graphs), plain = test::load_tiny(all);
+  const auto priced = [](const Experiment& e, int sequences) {
+    StepPricer pricer(e.decode());
+    const auto size = static_cast<std::size_t>(sequences);
+    const RankWork rank{.new_tokens = std::vector<std::int32_t>(size, 1),
+                        .context = std::vector<std::int32_t>(size, 100)};
+    return pricer.price(std::vector<RankWork>(4, rank)).total.count();
+  };
+  const auto explained = [](const Experiment& e, int sequences) {
+    return explain_step(e, decode_step(sequences, 100)).cost.total.count();
+  };
+  for (const int sequences : {1, 3, 4, 5, 8}) {
+    CAPTURE(sequences);
+    CHECK(explained(padded, sequences) == priced(padded, sequences));
+    CHECK(explained(plain, sequences) == priced(plain, sequences));
+  }
+  CHECK(explained(padded, 5) > explained(plain, 5));
 }
 
 TEST_CASE("without requests a decode takes any recording, and a longer context more time",
