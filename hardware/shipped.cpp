@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
@@ -107,6 +108,26 @@ std::string where_it_is(const ConfigNode& node) {
   return "";
 }
 
+// The smallest cluster with the GPUs of a name as "h200x4", of which a deployment takes some.
+std::string larger_cluster(std::string_view wanted, const std::vector<std::string>& names) {
+  const auto gpus = [](std::string_view name) {
+    int number = 0;
+    const char* const end = name.data() + name.size();
+    const auto [rest, error] = std::from_chars(name.data() + name.rfind('x') + 1, end, number);
+    return error == std::errc() && rest == end ? number : 0;
+  };
+  const std::string_view kind = wanted.substr(0, wanted.rfind('x') + 1);
+  const int asked = gpus(wanted);
+  const std::string* least = nullptr;
+  for (const std::string& name : names) {
+    if (kind.empty() || asked == 0 || !name.starts_with(kind) || gpus(name) < asked) continue;
+    if (least == nullptr || gpus(name) < gpus(*least)) least = &name;
+  }
+  if (least == nullptr) return "";
+  return fmt::format("give \"{}\": \"parallel\" may take {} of its {} GPUs; ", *least, asked,
+                     gpus(*least));
+}
+
 [[noreturn]] void refuse(const ConfigNode& node, Shipped which) {
   if (const std::string place = where_it_is(node); !place.empty())
     node.fail(
@@ -115,7 +136,8 @@ std::string where_it_is(const ConfigNode& node) {
   const std::vector<std::string_view> views(names.begin(), names.end());
   const std::string wanted = short_name(node.text());
   const std::string meant = fmt::format("{}", fmt::join(names_like(wanted, views), "\" or \""));
-  const std::string hint = meant.empty() ? "" : fmt::format("did you mean \"{}\"? ", meant);
+  std::string hint = which == Shipped::cluster ? larger_cluster(wanted, names) : "";
+  if (hint.empty() && !meant.empty()) hint = fmt::format("did you mean \"{}\"? ", meant);
   node.fail(fmt::format("no file and no {} is called \"{}\"; {}they are: moesim list {}",
                         kind(which).word, node.text(), hint, kind(which).list));
 }
