@@ -545,6 +545,7 @@ void check_utf8(std::string_view change) {
   }
 }
 
+// null takes the key away, as in a JSON merge patch.
 void apply_override(Json& config, std::string_view pointer_and_value) {
   const auto equals = pointer_and_value.find('=');
   const std::string pointer(pointer_and_value.substr(0, equals));
@@ -562,8 +563,14 @@ void apply_override(Json& config, std::string_view pointer_and_value) {
       throw ConfigError(fmt::format("--set {}: {} is {}, not an object", pointer, parent_pointer,
                                     kind_of(parent)));
     }
-    Json& value = parent.is_array() ? changed.at(place) : parent[place.back()];
-    value = json_or_text(pointer_and_value.substr(equals + 1));
+    Json given = json_or_text(pointer_and_value.substr(equals + 1));
+    if (given.is_null() && parent.is_object()) {
+      if (parent.erase(place.back()) == 0)
+        throw ConfigError(fmt::format("--set {}=null: there is no such key to take away", pointer));
+    } else {
+      Json& value = parent.is_array() ? changed.at(place) : parent[place.back()];
+      value = std::move(given);
+    }
   } catch (const Json::exception&) {
     throw ConfigError(
         fmt::format("--set {}: there is nothing at \"{}\" to set it in", pointer, parent_pointer));

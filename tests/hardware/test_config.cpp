@@ -305,6 +305,14 @@ TEST_CASE("an override sets JSON where it is JSON and a text where it is not") {
                                "workload": {"rate": "12 /s"}, "axes": [7, 2]})"));
 }
 
+TEST_CASE("an override by null takes a key away, and not one that is missing") {
+  Json json = Json::parse(R"({"placement": {"replication": 1.0, "type": "eplb"}, "axes": [1]})");
+  apply_override(json, "/placement/replication=null");
+  apply_override(json, "/axes=null");
+  CHECK(json == Json::parse(R"({"placement": {"type": "eplb"}})"));
+  CHECK_THAT(config_error([&] { apply_override(json, "/axes=null"); }), Contains("no such key"));
+}
+
 TEST_CASE("an override that leads nowhere is refused") {
   const Json before = Json::parse(R"({"placement": {"replication": 1.0}, "axes": [1, 2]})");
   Json json = before;

@@ -19,7 +19,7 @@ namespace moesim {
 /// name with hidden characters.
 std::string launch_text(const std::string& engine, const ExperimentSpec&);
 
-/// The option --launch.
+/// The option --launch. Verbs with a result of their own print the commands behind it.
 inline void add_launch_option(CLI::App& command, std::string& engine) {
   const std::vector<std::string> names(engine_names().begin(), engine_names().end());
   const std::string texts = fmt::format("{}", fmt::join(names, ", "));

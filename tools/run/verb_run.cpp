@@ -29,6 +29,7 @@
 #include "tools/run/cluster_text.hpp"
 #include "tools/run/event_log.hpp"
 #include "tools/run/intervals.hpp"
+#include "tools/run/outage_text.hpp"
 #include "tools/run/run_csv.hpp"
 #include "tools/run/timeline.hpp"
 #include "traces/sessions/sessions.hpp"
@@ -41,7 +42,7 @@ struct RunOptions {
   ExperimentOptions experiment;
   std::string report, profile, requests, steps, fpm, timeline, events, launch;
   std::int64_t unfolded_step = 0;
-  bool json = false, intervals = false;
+  bool json = false, intervals = false, launch_only = false;
   int threads = 0;
 };
 
@@ -66,19 +67,7 @@ std::string events_of(const PoolStats& pool) {
                                 moved.slowdown.count())) +
             "\n";
   }
-  for (const OutageStats& stats : pool.failures) {
-    const OutageRecord& outage = stats.outage;
-    text += wrapped(fmt::format(
-                "{} stopped at {:.3f} s{}: {} requests moved, {} experts lost, engine stopped for "
-                "{:.3f} s",
-                outage.what, to_seconds(outage.at).count(),
-                outage.recovered
-                    ? fmt::format(", back at {:.3f} s", to_seconds(*outage.recovered).count())
-                    : "",
-                outage.requests, outage.experts_lost,
-                (outage.stopped + outage.stopped_again).count())) +
-            "\n";
-  }
+  for (const OutageStats& stats : pool.failures) text += outage_text(stats);
   return text;
 }
 
@@ -698,6 +687,10 @@ int run_experiment(const RunOptions& options) {
   if (is_shared(config)) return run_deployments(options, config);
   TraceLibrary traces;
   Remarks remarks;
+  if (options.launch_only) {
+    print(launch_text(options.launch, read_spec(config)));
+    return 0;
+  }
   const Experiment experiment = remarks.say_of(load_experiment(config, traces));
   RunFiles files(options, experiment);
   const auto start = std::chrono::steady_clock::now();
@@ -741,6 +734,10 @@ Action setup_run(CLI::App& command) {
                    "run 16 times more with constants, seeds and recorded requests drawn again, and "
                    "say how far the results vary");
   add_launch_option(command, options->launch);
+  command
+      .add_flag("--launch-only", options->launch_only,
+                "print the commands of --launch alone, and simulate nothing")
+      ->needs("--launch");
   command.add_option("--threads", options->threads, "threads to use (default: all cores)")
       ->check(at_least_one());
   command.add_option("--profile", options->profile,

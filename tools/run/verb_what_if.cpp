@@ -3,12 +3,13 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <sstream>
 
 #include <fmt/format.h>
 #include <tbb/parallel_invoke.h>
 
 #include "hardware/at.hpp"
-#include "hardware/find_value.hpp"
+#include "hardware/parse_json.hpp"
 #include "sim/engines/serving_engine.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
@@ -16,7 +17,10 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
+#include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/run/outage_text.hpp"
+#include "tools/sweep/session_options.hpp"
 
 namespace moesim {
 
@@ -26,8 +30,45 @@ struct WhatIfOptions {
   ExperimentOptions experiment;
   int redundant = -1;
   bool metro = false, json = false;
-  std::string ep, engine;
+  std::string ep, engine, fail;
 };
+
+// An event of "failures", of "gpu=1,at=60s,for=30s".
+Json outage_of(const std::string& option) {
+  const auto refuse = [&](std::string_view what) {
+    throw ConfigError(
+        fmt::format("--fail {}: {}; expected e.g. gpu=1,at=60s,for=30s, also "
+                    "instance=N or node=N; without \"for\" it stays away",
+                    option, what));
+  };
+  Json event;
+  std::istringstream parts(option);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const std::size_t equals = std::min(part.find('='), part.size());
+    const std::string key = part.substr(0, equals),
+                      value = part.substr(std::min(equals + 1, part.size()));
+    if (key == "at" || key == "for") {
+      event[key == "at" ? "at" : "recovers_after"] = duration_of("--fail", value);
+    } else if (key == "gpu" || key == "instance" || key == "node") {
+      event[key] = json_or_text(value);
+      if (!event[key].is_number_unsigned()) refuse(fmt::format("\"{}\" is no number", value));
+    } else {
+      refuse(fmt::format("\"{}\" is not known", part));
+    }
+  }
+  if (!event.contains("at")) refuse("the time from the start of the run is missing");
+  if (!event.contains("gpu") && !event.contains("instance") && !event.contains("node"))
+    refuse("what stops is missing");
+  return event;
+}
+
+// Failures need each token priced, also in the run without them, which is compared.
+Json priced_by_token(Json config) {
+  config["fidelity"] = "exact";
+  if (config.contains("pools"))
+    for (Json& pool : config["pools"]) pool.erase("fidelity");
+  return config;
+}
 
 // A key of the groups that decode, their own from now on. A pool's key replaces the whole of that
 // beside the pools.
@@ -91,10 +132,7 @@ void change_engines(Json& config, const ServingEngine& engine) {
 // Another engine by --set leaves the scheduler as it is.
 std::string remark_on_engine(const ConfigNode& base, const ConfigNode& other,
                              const WhatIfOptions& options) {
-  const auto named = [](const ConfigNode& config) {
-    const Json* name = find_value(config.json(), "/engine/name");
-    return name != nullptr && name->is_string() ? name->get<std::string>() : "";
-  };
+  const auto named = [](const ConfigNode& config) { return engine_of(config.json()); };
   const std::string engine = named(other);
   if (!options.engine.empty() || engine.empty() || named(base) == engine) return "";
   return fmt::format(
@@ -111,6 +149,8 @@ ConfigNode changed(const ConfigNode& base, const Deployment& e, const WhatIfOpti
   if (ep != e.parallel.ep) own_of_decoders(config, "parallel")["ep"] = ep;
   if (options.redundant >= 0) add_copies(config, options.redundant, e, ep);
   if (options.metro) route_by_metro(config, e);
+  if (!options.fail.empty())
+    own_of_decoders(config, "failures") = {{"events", {outage_of(options.fail)}}};
   for (const std::string& change : options.experiment.overrides) apply_override(config, change);
   for (const std::string& change : options.experiment.overrides)
     refuse_change_beside_pools(config, change);
@@ -121,8 +161,8 @@ ConfigNode changed(const ConfigNode& base, const Deployment& e, const WhatIfOpti
           options.ep, options.ep == "on" ? "whole" : "cut over all GPUs"));
     }
     throw ConfigError(
-        "what-if: nothing is changed; give --set /key=value, --engine, --redundant, --ep or "
-        "--metro");
+        "what-if: nothing is changed; give --set /key=value, --engine, --redundant, --ep, "
+        "--metro or --fail");
   }
   return {std::move(config), base.file()};
 }
@@ -132,24 +172,35 @@ constexpr std::array figures{&metric("slo_attainment"),    &metric("request_thro
                              &metric("p90_ttft_ms"),       &metric("median_tpot_ms"),
                              &metric("p90_tpot_ms"),       &metric("decode_max_activated_mean")};
 
-// "+12.3 %"; "" where there is no ratio.
+// "+12.3 %", "x 72"; "" where there is no ratio.
 std::string ratio_text(double before, double after) {
-  return before == 0 ? "" : fmt::format("{:+.1f} %", 100 * (after / before - 1));
+  constexpr double large = 10;
+  if (before == 0) return "";
+  const double ratio = after / before;
+  return ratio >= large ? fmt::format("x {:.3g}", ratio)
+                        : fmt::format("{:+.1f} %", 100 * (ratio - 1));
 }
 
+// The figures that change. The share within limits is one of runs that have some.
 std::string figures_text(const Report& before, const Report& after) {
+  const bool limits =
+      !before.context.config.at("slo").empty() || !after.context.config.at("slo").empty();
   Table table({"", "as it is", "changed", "by"});
+  bool any = before.measurement.state != after.measurement.state;
   for (const Metric* figure : figures) {
     const auto a = figure->value(before), b = figure->value(after);
-    if (!a && !b) continue;
+    if ((!a && !b) || (figure->name == "slo_attainment" && !limits)) continue;
+    const std::string old = a ? number_text(*a) : "-", now = b ? number_text(*b) : "-";
+    if (old == now) continue;
+    any = true;
     const std::string_view unit = figure->key().unit;
     const std::string label =
         unit.empty() ? std::string(figure->label) : fmt::format("{}, {}", figure->label, unit);
-    table.add({label, a ? number_text(*a) : "-", b ? number_text(*b) : "-",
-               a && b ? ratio_text(*a, *b) : ""});
+    table.add({label, old, now, a && b ? ratio_text(*a, *b) : ""});
   }
   table.add({"state", before.measurement.state, after.measurement.state, ""});
-  return table.text();
+  return any ? table.text()
+             : fmt::format("no figure changes; the state is {}\n", after.measurement.state);
 }
 
 // What a mean step of one kind spends on a part, in ms.
@@ -175,13 +226,17 @@ std::vector<PartChange> parts_of(const StepKindStats& before, const StepKindStat
 std::string causes_text(std::string_view kind, const StepKindStats& before,
                         const StepKindStats& after) {
   if (before.steps == 0 || after.steps == 0) return "";
+  constexpr double shown = .0005;  // ms
   Table table({fmt::format("a {} step, ms", kind), "as it is", "changed", "by"});
-  const auto add = [&](const std::string& name, double a, double b) {
-    table.add(
-        {name, fmt::format("{:.3f}", a), fmt::format("{:.3f}", b), fmt::format("{:+.3f}", b - a)});
+  const auto add = [&](const PartChange& part) {
+    table.add({part.part, fmt::format("{:.3f}", part.before), fmt::format("{:.3f}", part.after),
+               fmt::format("{:+.3f}", part.by())});
   };
-  add("all", before.mean_ms, after.mean_ms);
-  for (const PartChange& part : parts_of(before, after)) add(part.part, part.before, part.after);
+  std::vector<PartChange> parts = parts_of(before, after);
+  std::erase_if(parts, [](const PartChange& part) { return std::abs(part.by()) < shown; });
+  if (parts.empty()) return "";
+  add({"all", before.mean_ms, after.mean_ms});
+  for (const PartChange& part : parts) add(part);
   return fmt::format(
       "\n{}share of the time: {:.0f} % as it is, {:.0f} % changed; decodes a rank: "
       "{:.1f}, {:.1f}\n",
@@ -198,6 +253,7 @@ std::string to_text(const Report& before, const Report& after, const Json& patch
             "\n";
   }
   text += "\n" + figures_text(before, after);
+  for (const OutageStats& outage : after.pool.failures) text += outage_text(outage);
   for (const auto& [kind, steps] : before.pool.steps.by_kind) {
     const StepKindStats* other = metric_values::find(after.pool.steps.by_kind, kind);
     if (other != nullptr) text += causes_text(kind, steps, *other);
@@ -227,7 +283,9 @@ int run(const WhatIfOptions& options) {
   ExperimentOptions as_it_is = options.experiment;
   as_it_is.overrides.clear();
   TraceLibrary traces;
-  const ConfigNode base = as_it_is.read();
+  const ConfigNode read = as_it_is.read();
+  const ConfigNode base =
+      options.fail.empty() ? read : ConfigNode(priced_by_token(read.json()), read.file());
   Remarks remarks;
   const Experiment first = remarks.say_of(load_experiment(base, traces));
   const ConfigNode other = changed(base, first.decode(), options);
@@ -262,13 +320,19 @@ Action setup_what_if(CLI::App& command) {
   command.add_flag("--metro", options->metro,
                    "METRO routes the decodes' tokens; by all-gather, if the dispatch does not tell "
                    "all choices");
+  command.add_option("--fail", options->fail,
+                     "GPU of a group that decodes that stops, and when: gpu=1,at=60s,for=30s; also "
+                     "instance=N, node=N; both runs then price each token");
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(
-      "Runs CONFIG as it is and changed, under the same seed. Prints both in two columns, with "
-      "the operations that make a step longer or shorter.\n"
+      "Runs CONFIG as it is and changed, under the same seed. Prints in two columns what changes, "
+      "with the operations that make a step longer or shorter. Rows that do not change are left "
+      "out.\n"
       "  moesim what-if plan.json --redundant 32\n"
       "  moesim what-if plan.json --ep off\n"
       "  moesim what-if plan.json --engine sglang\n"
+      "  moesim what-if plan.json --fail gpu=1,at=60s,for=60s\n"
+      "  moesim what-if plan.json --set /rebalancing=null\n"
       "  moesim what-if plan.json --redundant 32 --metro\n"
       "  moesim what-if plan.json --set '/workload/arrivals/rate=2 /s'");
   return [options] { return run(*options); };
