@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <sstream>
 
 #include <fmt/format.h>
 
@@ -167,7 +168,55 @@ class Search {
   std::string word_, text_;
 };
 
+// A pointer into a config as rows of keys write it: a list's element is N, a pool's keys are the
+// experiment's own.
+std::string as_row(std::string_view pointer) {
+  for (const std::string_view pool : {"/pools/prefill/", "/pools/decode/"})
+    if (pointer.starts_with(pool)) pointer.remove_prefix(pool.size() - 1);
+  std::string row;
+  std::istringstream parts{std::string(pointer.substr(1))};
+  for (std::string part; std::getline(parts, part, '/');) {
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == part.npos;
+    row += "/" + (number ? "N" : part);
+  }
+  return row;
+}
+
+// The keys at a pointer and below it, where the pointer leads into options of policies as well.
+std::string keys_at(const PolicyRows& policies, const std::string& pointer) {
+  const auto lines_at = [](const std::vector<KeyRow>& rows, const std::string& place) {
+    std::string lines;
+    for (const KeyRow& row : rows) {
+      if (row.key == nullptr) continue;
+      if (row.pointer == place || row.pointer.starts_with(place + "/"))
+        lines += line(row.pointer, *row.key);
+    }
+    return lines;
+  };
+  const std::vector<KeyRow> experiment = experiment_rows();
+  if (std::string own = lines_at(experiment, pointer); !own.empty())
+    return "keys of an experiment\n" + own;
+  std::string text;
+  for (const KeyRow& row : experiment) {
+    if (row.key == nullptr || !pointer.starts_with(row.pointer + "/")) continue;
+    for (const Form* form = &row.key->form; form != nullptr; form = form->or_else) {
+      if (form->kind != Form::Kind::policy) continue;
+      for (const PolicyRow& policy : policies.at(form->registry)) {
+        const std::string lines =
+            lines_at(rows_of(policy.keys(), ""), pointer.substr(row.pointer.size() + 1));
+        if (lines.empty()) continue;
+        text += fmt::format("{}options of {}, a policy of {}\n{}", text.empty() ? "" : "\n",
+                            policy.name, form->registry, lines);
+      }
+    }
+  }
+  return text;
+}
+
 std::string search(const PolicyRows& policies, std::string_view word) {
+  if (word.starts_with('/')) {
+    if (std::string found = keys_at(policies, as_row(word)); !found.empty()) return found;
+  }
   Search search(word);
   search.keys("keys of an experiment", experiment_rows());
   for (const auto& [registry, rows] : policies) search.policies(std::string(registry), rows);
