@@ -604,6 +604,29 @@ PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig
 
 }  // namespace
 
+std::string leave_out_large_batches(const RoutingTrace& trace, ReplayConfig& config) {
+  if (config.sample == ReplaySample::several) return "";
+  const Usable usable = usable_requests(trace, config);
+  std::int64_t most = std::ssize(usable.requests);
+  if (config.sample == ReplaySample::consecutive) {
+    most = 0;
+    for (const TraceRequest& request : usable.requests)
+      most = std::max<std::int64_t>(most, request.num_tokens);
+  }
+  const auto large =
+      std::ranges::stable_partition(config.batches, [&](int batch) { return batch <= most; });
+  const std::vector<int> out(large.begin(), large.end());
+  if (out.empty() || out.size() == config.batches.size()) return "";
+  config.batches.erase(large.begin(), large.end());
+  const std::string why = config.sample == ReplaySample::consecutive
+                              ? fmt::format("the longest usable request has {} tokens", most)
+                              : usable.described;
+  return fmt::format(
+      "batches of {} are left out: {}; --sample several takes several tokens of each "
+      "request",
+      fmt::join(out, ", "), why);
+}
+
 std::vector<std::string> remarks_of(const RoutingTrace& trace, const ReplayConfig& config,
                                     const Policies& policies) {
   std::vector<std::string> remarks;

@@ -130,6 +130,10 @@ struct ReplayRow {
 /// requests or tokens for a batch.
 std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&, const Policies& = {});
 
+/// Takes out batch sizes that the trace is too small for, unless it is so for all of them. Returns
+/// a remark that names them, or "".
+std::string leave_out_large_batches(const RoutingTrace&, ReplayConfig&);
+
 /// How its placements are taken where that may surprise, a line each.
 std::vector<std::string> remarks_of(const RoutingTrace&, const ReplayConfig&, const Policies& = {});
 

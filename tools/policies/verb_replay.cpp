@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "sim/replay/replay.hpp"
+#include "tools/cli/named_files.hpp"
 #include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/policy_options.hpp"
@@ -104,16 +105,36 @@ constexpr std::string_view explained_columns =
 over batches. tokens: tokens on the busiest GPU. prefill: tokens of the fullest GPU over the mean GPU
 when copies share evenly. bound: ceil(active experts / GPUs), a limit for any placement and routing.
 time: max(weight time * slots, token time * tokens) of the slowest GPU. Columns with / are slots over
-those of the bound, of the best routing, of the even split. worse: layers of batches where a routing
-activates more slots than the even split. each: tokens per request.
+those of the bound, of the best routing, of the even split.
 )";
+
+// Rows of routings that differ in no cell become one, with the names of all.
+void add_row(std::vector<std::vector<std::string>>& rows, std::vector<std::string> cells,
+             std::size_t routing) {
+  for (std::vector<std::string>& row : rows) {
+    std::string names = row[routing];
+    std::swap(names, cells[routing]);
+    const bool same = row == cells;
+    std::swap(names, cells[routing]);
+    if (!same) continue;
+    row[routing] += ", " + cells[routing];
+    return;
+  }
+  rows.push_back(std::move(cells));
+}
 
 std::string to_text(const std::vector<ReplayRow>& rows) {
   const ExtraColumns extra(rows);
+  const bool inversions =
+      std::ranges::any_of(rows, [](const ReplayRow& row) { return row.above_even > 0; });
+  const bool several =
+      std::ranges::any_of(rows, [](const ReplayRow& row) { return row.tokens_per_request > 1; });
   std::vector<std::string> columns({"placement", "replicas", "prefill", "batch", "routing", "slots",
-                                    "+-", "/bound", "tokens", "time", "/best", "/even", "worse"});
+                                    "+-", "/bound", "tokens", "time", "/best", "/even"});
+  const std::size_t routing = 4;
+  if (inversions) columns.emplace_back("worse");
   std::ranges::move(extra.names(), std::back_inserter(columns));
-  Table table(columns);
+  std::vector<std::vector<std::string>> all;
   for (const ReplayRow& row : rows) {
     std::vector<std::string> cells(
         {row.placement, fmt::format("{:.4g}x", row.replication_effective),
@@ -125,12 +146,18 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
          fmt::format("{:.3f}", row.max_activated_margin),
          fmt::format("{:.3f}", row.activated_vs_bound), fmt::format("{:.2f}", row.max_tokens_mean),
          fmt::format("{:.3f}", row.time_mean), fmt::format("{:.3f}", row.activated_vs_optimal),
-         fmt::format("{:.3f}", row.activated_vs_even),
-         fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases))});
+         fmt::format("{:.3f}", row.activated_vs_even)});
+    if (inversions)
+      cells.push_back(fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases)));
     std::ranges::move(extra.cells(row), std::back_inserter(cells));
-    table.add(cells);
+    add_row(all, std::move(cells), routing);
   }
-  return table.text() + extra.explained() + std::string(explained_columns);
+  Table table(columns);
+  for (std::vector<std::string>& row : all) table.add(std::move(row));
+  std::string text = table.text() + extra.explained() + std::string(explained_columns);
+  if (inversions)
+    text += "worse: layers of batches where a routing activates more slots than the even split.\n";
+  return several ? text + "each: tokens per request.\n" : text;
 }
 
 // A line per row under the names of its JSON.
@@ -165,8 +192,9 @@ int replay_trace(const ReplayOptions& options) {
   asked.by_gain = options.copies == "by_gain";
   asked.fit = options.fit == "self" ? ReplayFit::self : ReplayFit::half;
   require_writable(options.csv);
-  const RoutingTrace trace = RoutingTrace::open(options.trace);
+  const RoutingTrace trace = RoutingTrace::open(here_or_shipped(options.trace));
   Remarks said;
+  said.say(leave_out_large_batches(trace, asked));
   for (const std::string& remark : remarks_of(trace, asked)) said.say(remark);
   ProgressBar bar("scores");
   asked.progress = [&](std::int64_t done, std::int64_t in_all) { bar.update(done, in_all); };
