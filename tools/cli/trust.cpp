@@ -2,7 +2,9 @@
 #include "tools/cli/trust.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include <fmt/format.h>
@@ -69,13 +71,66 @@ Json shipped_accuracy() {
   return std::filesystem::exists(file) ? ConfigNode::from_file(file).json() : Json();
 }
 
+// "Qwen/Qwen3-30B-A3B", "Qwen3-30B-A3B" and "qwen3_30b_a3b" alike.
+std::string plain_name(std::string_view name) {
+  std::string plain;
+  for (const char c : name.substr(name.rfind('/') + 1))
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0)
+      plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return plain;
+}
+
+// The model and the GPU of an experiment as its files call them; "" where that is not known.
+struct Subject {
+  std::string model, gpu;
+};
+
+Subject subject_of(const Json& config) {
+  Subject subject;
+  for (const char* place : {"/model", "/model/name"})
+    if (const std::string name = text_at(config, place); !name.empty())
+      subject.model = plain_name(std::filesystem::path(name).stem().string());
+  const Json* cluster = find_value(config, "/cluster");
+  if (cluster == nullptr) cluster = find_value(config, "/pools/decode/cluster");
+  if (cluster == nullptr) return subject;
+  Json file = *cluster;
+  if (file.is_string()) {
+    const auto shipped = shipped_file(Shipped::cluster, file.get<std::string>());
+    if (!shipped) return subject;
+    file = ConfigNode::from_file(*shipped).json();
+  }
+  if (const std::string gpu = text_at(file, "/gpu"); !gpu.empty())
+    subject.gpu = plain_name(std::filesystem::path(gpu).stem().string());
+  return subject;
+}
+
+// ", none of them of this model or of this GPU"
+std::string strangers_text(const Subject& subject, const Json& row) {
+  const auto strange = [](const std::string& own, const Json& names) {
+    return !own.empty() && std::ranges::none_of(names, [&](const Json& name) {
+      const auto text = name.get<std::string>();
+      const auto file = shipped_file(Shipped::model, text);  // R1 is of V3's shape
+      return own.starts_with(plain_name(text)) ||
+             (file && own == plain_name(file->stem().string()));
+    });
+  };
+  const bool model = strange(subject.model, row.at("models")),
+             gpu = strange(subject.gpu, row.at("gpus"));
+  return !model && !gpu
+             ? ""
+             : fmt::format(", none of them of this {}", model && gpu ? "model or of this GPU"
+                                                        : model      ? "model"
+                                                                     : "GPU");
+}
+
 // "; held out were 16 runs of vllm with pools, on GB200, H100 (Kimi-K2.5, Qwen3-235B): TPOT ..":
 // whose runs they were, so that nobody takes the error for that of another kind.
-std::string error_text(std::string_view engine, bool apart) {
+std::string error_text(std::string_view engine, bool apart, const Subject& subject) {
   const Json accuracy = shipped_accuracy();
   if (accuracy.is_null()) return "";
-  const std::string kind = fmt::format("{}, {}", engine.empty() ? "all engines" : engine,
-                                       apart ? "prefill and decode apart" : "aggregated");
+  const std::string kind = fmt::format(
+      "{}, {}", engine.empty() || engine == "none" ? "of any engine, without its preset" : engine,
+      apart ? "prefill and decode apart" : "aggregated");
   std::string figures;
   const Json* first = nullptr;
   for (const Json& row : accuracy.at("held_out")) {
@@ -87,13 +142,15 @@ std::string error_text(std::string_view engine, bool apart) {
   }
   if (first == nullptr)
     return fmt::format("; no measured runs of this kind ({}) were held out", kind);
-  return fmt::format("; in {} measured runs held out ({}; {}; {}) {}",
+  const std::string strangers = strangers_text(subject, *first);
+  return fmt::format("; in {} measured runs held out ({}; {}; {}){}{} {}",
                      first->at("points").get<int>(), kind, joined(first->at("gpus")),
-                     joined(first->at("models")), figures);
+                     joined(first->at("models")), strangers, strangers.empty() ? "" : ",", figures);
 }
 
 // `apart`: prefill and decode have pools.
-std::string line_of(std::span<const Json* const> reports, std::string_view engine, bool apart) {
+std::string line_of(std::span<const Json* const> reports, std::string_view engine, bool apart,
+                    const Subject& subject) {
   Shares here, beyond, between, carried, bare, charged;
   for (const Json* report : reports) {
     if (!report->contains("breakdown")) continue;
@@ -116,7 +173,7 @@ std::string line_of(std::span<const Json* const> reports, std::string_view engin
   add(carried, "carried over from another GPU");
   add(bare, "on data sheets and family defaults alone");
   add(charged, "on charges for gaps and the host");
-  return wrapped(text + error_text(engine, apart), 100, 2) + "\n";
+  return wrapped(text + error_text(engine, apart, subject), 100, 2) + "\n";
 }
 
 }  // namespace
@@ -181,19 +238,23 @@ std::string choices_text(const Json& scores) {
 }
 
 std::string engine_of(const Json& config) {
-  const std::string own = text_at(config, engine_name);
-  return own.empty() ? text_at(config, "/pools/decode/engine/name") : own;
+  // Where pools are apart their own engine stands there; a bare text is the name.
+  for (const char* place :
+       {"/engine/name", "/engine", "/pools/decode/engine/name", "/pools/decode/engine"}) {
+    if (std::string name = text_at(config, place); !name.empty()) return name;
+  }
+  return "";
 }
 
 std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine) {
   const bool apart =
       std::ranges::any_of(reports, [](const Json* report) { return report->contains("pools"); });
-  return line_of(reports, engine, apart);
+  return line_of(reports, engine, apart, {});
 }
 
 std::string trust_line(const Json& report, const Json& config) {
   const Json* const one[] = {&report};
-  return line_of(one, engine_of(config), config.contains("pools"));
+  return line_of(one, engine_of(config), config.contains("pools"), subject_of(config));
 }
 
 }  // namespace moesim
