@@ -9,6 +9,7 @@
 #include "hardware/shipped.hpp"
 #include "tools/bench/bench_client.hpp"
 #include "tools/bench/step_records.hpp"
+#include "tools/cli/named_files.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
@@ -85,7 +86,7 @@ std::string write_anchor(const Anchor& anchor, const std::string& output) {
 }
 
 int compare_benchmarks(const BenchOptions& options) {
-  const ConfigNode experiment = ConfigNode::from_file(options.config);
+  const ConfigNode experiment = ConfigNode::from_file(here_or_shipped(options.config));
   TraceLibrary traces;
   std::vector<BenchRun> runs;
   for (const std::string& file : options.results)
@@ -114,8 +115,8 @@ int compare_recorded_steps(const BenchOptions& options) {
   if (options.config.empty())
     throw ConfigError("bench --fpm: give --config CONFIG.json, the deployment that was measured");
   TraceLibrary traces;
-  const Experiment experiment =
-      Remarks().say_of(load_experiment(ConfigNode::from_file(options.config), traces));
+  const Experiment experiment = Remarks().say_of(
+      load_experiment(ConfigNode::from_file(here_or_shipped(options.config)), traces));
   const Deployment& deployment = recorded_pool(experiment);
   const bool counts_new = deployment.engine.starts_with("sglang");
   const StepComparison comparison = compare_steps(

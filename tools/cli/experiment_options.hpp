@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,8 +10,10 @@
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
+#include "models/moe_model.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/experiment/shared_cluster.hpp"
+#include "tools/cli/named_files.hpp"
 #include "tools/cli/serving_options.hpp"
 
 namespace moesim {
@@ -45,7 +48,9 @@ struct ExperimentOptions {
 
   void add_to(CLI::App& command) {
     command.add_option("CONFIG", config, "experiment, a JSON file")->required();
-    command.add_option("--set", overrides, "/json/pointer=value to set in the config; repeatable")
+    command
+        .add_option("--set", overrides,
+                    "/json/pointer=value to set in the config; null takes the key away; repeatable")
         ->allow_extra_args(false);
     command.footer(
         "CONFIG's keys, with units and defaults: moesim keys; for editors: moesim keys --schema");
@@ -57,8 +62,12 @@ struct ExperimentOptions {
 
   /// The config with its overrides. Throws ConfigError.
   ConfigNode read() const {
-    const ConfigNode file = config.empty() ? serving.experiment() : ConfigNode::from_file(config);
+    refuse_model_folder();
+    const ConfigNode file =
+        config.empty() ? serving.experiment() : ConfigNode::from_file(here_or_shipped(config));
     Json json = file.json();
+    if ((is_hf_model(file) || json.contains("hidden")) && !json.contains("workload"))
+      file.fail(not_an_experiment());
     if (json.contains("base") && !json.contains("workload")) {
       file.fail("this is a sweep, not an experiment; run it with `moesim sweep`");
     }
@@ -71,6 +80,19 @@ struct ExperimentOptions {
     if (deployment.empty()) return node;
     if (!is_shared(node)) node.fail("has no \"deployments\"; leave out --deployment");
     return tenant_experiment(node, deployment);
+  }
+
+ private:
+  std::string not_an_experiment() const {
+    return fmt::format(
+        "this is a model, not an experiment; run, explain and check take --model {} --gpu NAME "
+        "--concurrency N, and check -o FILE writes that experiment",
+        config);
+  }
+  void refuse_model_folder() const {
+    std::error_code none;
+    if (std::filesystem::is_regular_file(std::filesystem::path(config) / "config.json", none))
+      throw ConfigError(fmt::format("{}: {}", config, not_an_experiment()));
   }
 };
 

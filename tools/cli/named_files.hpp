@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <string>
 
+#include <spdlog/spdlog.h>
+
 #include "hardware/config.hpp"
 #include "hardware/shipped.hpp"
 
@@ -18,6 +20,18 @@ inline constexpr const char* model_option =
 inline Json anywhere(const std::string& named) {
   std::error_code none;
   return std::filesystem::exists(named, none) ? std::filesystem::absolute(named).string() : named;
+}
+
+/// A file or folder of the command line, or the one of that name beside the program's data: README
+/// names files as they stand in a clone, and packages have them elsewhere.
+inline std::string here_or_shipped(const std::string& named) {
+  std::error_code none;
+  if (named.empty() || std::filesystem::exists(named, none)) return named;
+  const std::filesystem::path shipped = data_folder() / named;
+  if (std::filesystem::path(named).is_absolute() || !std::filesystem::exists(shipped, none))
+    return named;
+  spdlog::info("{}: taken from {}", named, shipped.string());
+  return shipped.string();
 }
 
 /// The model that --model names. Throws ConfigError with the nearest names.

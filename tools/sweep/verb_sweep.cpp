@@ -7,6 +7,7 @@
 #include <spdlog/spdlog.h>
 
 #include "tools/cli/interrupt.hpp"
+#include "tools/cli/named_files.hpp"
 #include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
@@ -122,7 +123,7 @@ int run(const SweepArguments& options) {
   if (options.config.empty())
     throw ConfigError("sweep: give a sweep, a JSON file, or --merge STORE...");
   Store::check_name(options.store);
-  Sweep sweep = expand_sweep(ConfigNode::from_file(options.config));
+  Sweep sweep = expand_sweep(ConfigNode::from_file(here_or_shipped(options.config)));
   if (!options.shard.empty()) sweep = shard_of(std::move(sweep), parse_shard(options.shard));
   const PointRunner runner = experiments_at(sweep.base_file);
   return options.launcher == "slurm" ? submit(options, sweep, runner)

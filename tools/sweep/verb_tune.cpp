@@ -11,6 +11,7 @@
 #include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/launch.hpp"
+#include "tools/cli/named_files.hpp"
 #include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
@@ -247,7 +248,7 @@ int say_stopped(const SloResult& result, const TuneOptions& options) {
 int run(const TuneOptions& options) {
   require_writable(options.report);
   require_different({{"CONFIG", options.config}, {"-o", options.report}});
-  const ConfigNode file = ConfigNode::from_file(options.config);
+  const ConfigNode file = ConfigNode::from_file(here_or_shipped(options.config));
   const Sweep sweep = expand_sweep(file);
   Grid grid = read_grid(sweep, file);
   const std::vector<Axis> axes = varied_axes(sweep, grid.places, grid.load_pointer());
