@@ -26,7 +26,11 @@ works() {
   local program=$1/bin/moesim
   [[ -f $1/share/doc/moesim/copyright ]] || fail "$1 has no licence"
   grep -q '^## moesim plan$' "$1/share/doc/moesim/verbs.md" || fail "$1 has no help of the verbs"
+  grep -q '^.SH MOESIM PLAN$' "$1/share/man/man1/moesim.1" || fail "$1 has no manual page"
   [[ -z $(find "$1" -name '*.hpp' -o -name '*.a' -o -name '*.cmake') ]] || fail "$1 holds what only developers need"
+  # README's paths are those of a clone; a package has the files beside its data.
+  "$program" check configs/quick.json >checked 2>&1 || fail "$1: configs/quick.json is not found: $(cat checked)"
+  "$program" replay --trace traces/samples/small --gpus 8 --batch 8 >replayed 2>&1 || fail "$1: traces/samples: $(cat replayed)"
   cp "$1/share/moesim/hardware/gpus/h100.json" "$1/share/moesim/hardware/gpus/only_here.json"
   "$program" list gpus >gpus || fail "$1: list gpus"
   grep -q only_here gpus || fail "$1: the program reads the data of another folder"

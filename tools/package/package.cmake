@@ -12,12 +12,14 @@ install(RUNTIME_DEPENDENCY_SET moesim_libraries
 set(licences ${CMAKE_INSTALL_DATADIR}/doc/moesim)
 install(FILES LICENSE DESTINATION ${licences} RENAME copyright COMPONENT program)
 install(FILES CHANGELOG.md CITATION.cff DESTINATION ${licences} COMPONENT program)
-# The help of every verb as one page, from the program itself.
+# The help of every verb as one page and as a manual page, from the program itself.
 find_package(Python3 COMPONENTS Interpreter)
 if(Python3_FOUND)
   install(CODE "execute_process(COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/docs/write --verbs
-                ${PROJECT_BINARY_DIR}/verbs.md $<TARGET_FILE:moesim> COMMAND_ERROR_IS_FATAL ANY)" COMPONENT program)
+                ${PROJECT_BINARY_DIR}/verbs.md --man ${PROJECT_BINARY_DIR}/moesim.1 $<TARGET_FILE:moesim>
+                COMMAND_ERROR_IS_FATAL ANY)" COMPONENT program)
   install(FILES ${PROJECT_BINARY_DIR}/verbs.md DESTINATION ${licences} COMPONENT program)
+  install(FILES ${PROJECT_BINARY_DIR}/moesim.1 DESTINATION ${CMAKE_INSTALL_DATADIR}/man/man1 COMPONENT program)
 endif()
 foreach(package libeigen3-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev libsqlite3-dev libtbb-dev zlib1g-dev
                 libminizip-dev robin-map-dev)
