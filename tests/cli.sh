@@ -285,6 +285,11 @@ PY
 (($(grep -c '"dropped": 0\.[0-9]*[1-9]' "$work/out") == 3)) || fail "replay: nothing dropped"
 (($(wc -L <"$work/text") <= 110)) || fail "replay is too wide"
 
+# Routings that do the same share a row; a batch that is too large for the trace is left out, and said.
+"$moesim" replay --trace "$work/trace" --gpus 8 --batch 8,1000 >"$work/text" 2>"$work/err" || fail "replay of a large batch: $(cat "$work/err")"
+grep -q 'batches of 1000 are left out: 24 of its 24 requests are usable' "$work/err" || fail "replay leaves out batches without a word: $(cat "$work/err")"
+(($(grep -c '^eplb .* even, metro, optimal ' "$work/text") == 1)) || fail "replay: rows alike are printed each: $(cat "$work/text")"
+
 # A placement goes through every format and comes back; its file is scored, replayed and run.
 "$moesim" place --policy coactivation --trace "$work/trace" --gpus 8 --replication 1.5 --format npy -o "$work/p.npy" ||
   fail "place"
@@ -358,7 +363,7 @@ refuses "a directory" "not a regular file" run "$work"
 echo '{"a": 1,}' >"$work/broken.json"
 refuses "not JSON" "not JSON: line 1" run "$work/broken.json"
 set_refused '/cluster="a100"' "a family of clusters" 'no cluster is called "a100"; did you mean "a100_40g_x8" or "a100_80g_x8"\?'
-set_refused '/cluster=h100x9' "an unknown cluster" 'cluster: no file and no cluster is called "h100x9"; did you mean "h100x8"\?.*moesim list clusters'
+set_refused '/cluster=h100x9' "an unknown cluster" 'cluster: no file and no cluster is called "h100x9"; give "h100x16": "parallel" may take 9 of its 16 GPUs.*moesim list clusters'
 set_refused '/model=Qwen/Qwen3-30B-A3' "an unknown model" 'model: no file and no model is called .*did you mean "qwen3_30b_a3b"'
 set_refused '/cluster=none.json' "a cluster's file that is not there" 'none.json: no such file'
 set_refused '/workload/arrivals={"type":"poisson"}' "a missing key" '"rate" is missing \(requests per second: one rate, or spans\)'
@@ -440,6 +445,8 @@ refuses "an expert twice in a token" 'topk_ids/0/1/1: expert 2 twice' replay --r
 "$moesim" run --help | grep -q 'moesim keys' || fail "run --help says nothing of keys"
 refuses "a schema of a part" 'is of a whole file' keys placement --schema
 refuses "a sweep run as an experiment" 'this is a sweep, not an experiment' run configs/quick_sweep.json
+"$moesim" keys /workload/arrivals/rate | grep -q '^options of gamma, a policy of arrivals' || fail "keys of a pointer into a policy"
+"$moesim" keys /pools/decode/parallel/tp | grep -q '^/parallel/tp ' || fail "keys of a pointer into a pool"
 refuses "keys of nothing" 'did you mean "placement"\?' keys plcement
 refuses "keys of a misspelt policy" 'did you mean "metro"\?' keys metor
 
@@ -461,6 +468,22 @@ sed 's/"ids_all_gather"/"all_to_all"/' "$work/even.json" >"$work/apart.json"
 "$moesim" what-if "$work/apart.json" --metro --json 2>/dev/null | grep -q '/dispatch/decode' || fail "what-if --metro, all-to-all"
 sed 's/"scheduling": {[^}]*}/"scheduling": "chunked_prefill"/' "$work/good.json" >"$work/named_scheduler.json"
 refuses "what-if --engine, a scheduler by its name alone" '/scheduling: "max_num_batched_tokens" is missing' what-if "$work/named_scheduler.json" --engine sglang
+
+# Only what changes is printed; a key can be taken away; a GPU can fail.
+"$moesim" what-if "$work/good.json" --set /seed=1 --set /workload/requests=61 >"$work/out" 2>/dev/null || fail "what-if of one more request"
+! grep -qE '[+]0[.]000$' "$work/out" || fail "what-if prints parts that do not change: $(cat "$work/out")"
+! grep -q 'SLO' "$work/out" || fail "what-if: a share within limits where there are none"
+"$moesim" what-if "$work/good.json" --set /placement=null --json 2>/dev/null | grep -q '"op": "remove"' || fail "what-if does not take a key away"
+refuses "a key that is not there taken away" 'no such key to take away' what-if "$work/good.json" --set /overlap=null
+"$moesim" what-if "$work/good.json" --set /fidelity=sampled --fail gpu=1,at=100ms,for=100ms >"$work/out" 2>"$work/err" || fail "what-if --fail: $(cat "$work/err")"
+grep -q '^GPU 1.* stopped at 0.100 s, back at 0.200 s' "$work/out" || fail "what-if --fail: $(cat "$work/out")"
+refuses "a failure without a time" '--fail gpu=1: the time from the start of the run is missing' what-if "$work/good.json" --fail gpu=1
+refuses "a failure of nothing" '--fail at=1s: what stops is missing' what-if "$work/good.json" --fail at=1s
+
+# A model is no experiment, and the message names what takes one.
+refuses "a model for an experiment" 'this is a model, not an experiment; run, explain and check take --model' check models/zoo/olmoe_1b_7b.json
+# Files of a clone are found beside the program's data.
+(cd "$work" && "$moesim" check configs/quick.json >out 2>err && grep -q 'configs/quick.json: taken from' err) || fail "configs/quick.json elsewhere: $(cat "$work/err")"
 
 # Published figures: exit 3 when a verdict is not the one in the file.
 refuses "no figure" 'expected names of figures, or --all' reproduce
