@@ -214,6 +214,11 @@ class RuleReader {
         algo_(text_of(json_, "quant_algo")) {}
 
   Rules read() {
+    if (const Json* sparse = member(json_, "sparsity_config");
+        (sparse != nullptr && !text_of(*sparse, "format").empty() &&
+         text_of(*sparse, "format") != "dense") ||
+        text_of(json_, "format") == "marlin-24")
+      not_known(node_, "of sparse weights (sparsity_config)");
     leave_out();
     if (const Json* layers = member(json_, "quantized_layers");
         layers != nullptr && algo_ == "mixed_precision") {
@@ -261,12 +266,15 @@ class RuleReader {
   }
 
   // Reads groups of compressed-tensors: targets are names of modules, or "Linear" for all others.
+  // ModelOpt's first files name none, and mean all.
   void each_group() {
     const ConfigNode groups = node_.child("config_groups");
     std::vector<std::string> names;
     for (const std::string& key : keys_in_order(groups)) {
       const Json& group = groups.json().at(key);
+      if (!group.is_object()) not_known(node_, "of config_groups/" + key);
       const Scheme scheme = compressed_scheme(group, node_);
+      if (member(group, "targets") == nullptr) rules_.otherwise = scheme;
       for (const std::string& target : texts_in(member(group, "targets"))) {
         if (target == "Linear") {
           rules_.otherwise = scheme;
@@ -288,7 +296,8 @@ class RuleReader {
       rules_.experts_alone = true;
       rules_.otherwise = {Precision::mxfp4, Precision::bf16};
     } else if (method_.starts_with("awq")) {
-      rules_.otherwise = whole_numbers(whole_of(json_, "bits"), node_);
+      const int bits = whole_of(json_, "bits");
+      rules_.otherwise = whole_numbers(bits > 0 ? bits : whole_of(json_, "w_bit"), node_);
     } else if (method_.starts_with("gptq")) {
       gptq();
     } else if (method_.ends_with("auto-round")) {
@@ -331,24 +340,45 @@ class RuleReader {
           list(node_.child("modules_in_block_to_quantize"), texts_in(in_block), Reading::block);
   }
 
-  // "extra_config" gives modules other bits.
+  // "extra_config" gives modules other bits, by their names or by regular expressions that are
+  // searched in them. Blocks that are named leave others as they are.
   void auto_round() {
     const std::string type = text_of(json_, "data_type");
     if (!type.empty() && type != "int") not_known(node_, "\"" + type + "\"");
     rules_.otherwise = whole_numbers(whole_of(json_, "bits"), node_);
-    const Json* extra = member(json_, "extra_config");
-    if (extra == nullptr || !extra->is_object()) return;
-    std::vector<std::string> names;
-    for (const auto& module : extra->items()) {
-      names.push_back(module.key());
-      rules_.schemes.push_back(member(module.value(), "bits") == nullptr
-                                   ? rules_.otherwise
-                                   : whole_numbers(whole_of(module.value(), "bits"), node_));
+    for (const char* key : {"block_name_to_quantize", "to_quant_block_names"}) {
+      std::vector<std::string> blocks;
+      for (const std::string& text : texts_in(member(json_, key)))
+        for (std::size_t at = 0; at < text.size();) {
+          const std::size_t comma = std::min(text.find(',', at), text.size());
+          blocks.push_back(text.substr(at, comma - at));
+          at = comma + 1;
+        }
+      // "model.layers" is all of them.
+      const auto is_layer = [](const std::string& name) {
+        return !name.empty() && std::isdigit(static_cast<unsigned char>(name.back())) != 0;
+      };
+      if (!blocks.empty() && std::ranges::all_of(blocks, is_layer))
+        rules_.only = list(node_.child(key), blocks, Reading::part);
     }
-    rules_.named = list(node_.child("extra_config"), names, Reading::part);
+    if (const Json* given = member(json_, "extra_config"); given == nullptr || !given->is_object())
+      return;
+    const ConfigNode extra = node_.child("extra_config");
+    std::vector<std::string> names;
+    for (const std::string& key : keys_in_order(extra)) {
+      const Json& module = extra.json().at(key);
+      const bool is_regex = key.find_first_of("*+?^$()[]{}|\\") != key.npos;
+      names.push_back(is_regex ? ".*(?:" + key + ")" : key);
+      rules_.schemes.push_back(member(module, "bits") == nullptr
+                                   ? rules_.otherwise
+                                   : whole_numbers(whole_of(module, "bits"), node_));
+    }
+    rules_.named = list(extra, names, Reading::part);
   }
 
   void quark_layers() {
+    if (const Json* types = member(json_, "layer_type_quant_config"); types && !types->empty())
+      not_known(node_, "of layer_type_quant_config");
     if (const Json* layers = member(json_, "layer_quant_config");
         layers != nullptr && layers->is_object()) {
       const ConfigNode node = node_.child("layer_quant_config");
@@ -404,6 +434,10 @@ bool seems_linear(const std::string& entry, std::size_t layers) {
 struct Tally {
   std::map<Scheme, double> parameters;
 
+  bool converts() const {
+    return std::ranges::any_of(parameters,
+                               [](const auto& entry) { return entry.first != unconverted; });
+  }
   PrecisionShares shares() const {
     PrecisionShares shares{};
     double all = 0;
@@ -471,6 +505,10 @@ StoredPrecision read_quantisation(const ConfigNode& node, const ConfigNode& file
       .said_by = fmt::format("{}: {}", node.file().filename().string(),
                              algo.empty() ? text_of(node.json(), "quant_method") : algo),
       .quantised = true};
+  const bool means_some = !rules.schemes.empty() || rules.otherwise != unconverted;
+  if (means_some && std::ranges::none_of(parts, &Tally::converts))
+    stored.warning = fmt::format(
+        "{} converts no linear module of the model's layers: bf16 is taken", stored.said_by);
   std::vector<std::string> of_nothing;
   rules.for_each_list([&](const NameList& list) {
     for (const std::string& entry : list.unused())
@@ -490,7 +528,7 @@ StoredPrecision read_quantisation(const ConfigNode& node, const ConfigNode& file
 std::optional<Precision> kv_named(const std::string& name, const ConfigNode& node) {
   if (name.empty() || name == "none" || name == "auto") return std::nullopt;
   if (name.starts_with("fp8")) return Precision::fp8;
-  if (name == "nvfp4") return Precision::nvfp4;
+  if (name.starts_with("nvfp4")) return Precision::nvfp4;
   if (name == "mxfp4" || name == "fp4") return Precision::mxfp4;
   if (name == "int8" || name == "uint8") return Precision::int8;
   if (name == "int4" || name == "uint4") return Precision::int4;
@@ -554,19 +592,31 @@ ConfigNode without_quantisation(const ConfigNode& model) {
 // Finds where a HuggingFace model says how it is quantised, or nothing.
 std::optional<ConfigNode> quantisation_of(const ConfigNode& model) {
   for (const char* key : quantisation_keys) {
-    if (member(model.json(), key) != nullptr) return model.child(key);
-    if (const ConfigNode text = language_part(model); member(text.json(), key) != nullptr)
-      return text.child(key);
+    for (const ConfigNode& part : {model, language_part(model)}) {
+      if (member(part.json(), key) == nullptr) continue;
+      ConfigNode found = part.child(key);
+      const Json* inner = member(found.json(), "quantization");
+      return inner != nullptr && inner->is_object() ? found.child("quantization") : found;
+    }
   }
   return beside(model);
 }
 
 // True if it is of the KV cache alone: ModelOpt writes no algorithm of weights then.
 bool leaves_weights(const ConfigNode& node) {
-  const std::string algo = text_of(node.json(), "quant_algo");
-  return (algo.empty() || algo == "none") &&
-         member(node.json(), "kv_cache_quant_algo") != nullptr &&
-         member(node.json(), "quant_method") == nullptr;
+  const Json& json = node.json();
+  const std::string algo = text_of(json, "quant_algo"), method = text_of(json, "quant_method");
+  return (algo.empty() || algo == "none") && member(json, "config_groups") == nullptr &&
+         (method.starts_with("modelopt") || (method.empty() && json.contains("quant_algo")));
+}
+
+// TensorRT-LLM has the layers of a mixture in a file of their own.
+ConfigNode with_layers(const ConfigNode& node) {
+  const std::filesystem::path layers = node.file().parent_path() / "quant_cfg.json";
+  const bool elsewhere = text_of(node.json(), "quant_algo") == "mixed_precision" &&
+                         member(node.json(), "quantized_layers") == nullptr &&
+                         member(node.json(), "config_groups") == nullptr;
+  return elsewhere && std::filesystem::exists(layers) ? ConfigNode::from_file(layers) : node;
 }
 
 // The format that a model's name says its weights are in, as "nvidia/GLM-5-NVFP4" does.
@@ -584,6 +634,39 @@ std::string format_named(const std::string& name) {
   return "";
 }
 
+// Reads the files of a quantised model.
+StoredPrecision quantised(const ConfigNode& config, const ConfigNode& quantisation,
+                          const MoeModel& model) {
+  const std::string file = config.file().filename().string();
+  StoredPrecision stored{{}, quantisation.file().filename().string()};
+  const ConfigNode described = without_quantisation(config);
+  if (!leaves_weights(quantisation))
+    stored = read_quantisation(with_layers(quantisation), described, model);
+  std::optional<Precision> kv_cache = kv_cache_of(quantisation);
+  if (const auto other = beside(config); !kv_cache && other) {
+    kv_cache = kv_cache_of(*other);
+    if (kv_cache)
+      stored.warning += fmt::format(
+          "{}{} says a KV cache in {}, {} none: {} is taken, as TensorRT-LLM does; vLLM reads "
+          "the "
+          "latter alone",
+          stored.warning.empty() ? "" : "; ", other->file().filename().string(), name_of(*kv_cache),
+          file, name_of(*kv_cache));
+  }
+  stored.plan.kv_cache = kv_cache.value_or(Precision::bf16);
+  // DeepSeek-V4 says the format of its experts beside that of all else; engines keep the entries
+  // of its KV cache in fp8.
+  const ConfigNode text = language_part(described);
+  if (text_of(text.json(), "expert_dtype") == "fp4") {
+    stored.plan.experts = Precision::mxfp4;
+    stored.plan.expert_shares = {};
+  }
+  if (member(text.json(), "compress_ratios") != nullptr ||
+      member(text.json(), "compress_rates") != nullptr)
+    stored.plan.kv_cache = Precision::fp8;
+  return stored;
+}
+
 }  // namespace
 
 std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
@@ -593,34 +676,12 @@ std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
     if (member(config.json(), "precision") == nullptr) return std::nullopt;
     return StoredPrecision{read_precision(config.child("precision")), file};
   }
-  const std::optional<ConfigNode> quantisation = quantisation_of(config);
-  if (quantisation) {
-    StoredPrecision stored{{}, quantisation->file().filename().string()};
-    const ConfigNode described = without_quantisation(config);
-    if (!leaves_weights(*quantisation)) stored = read_quantisation(*quantisation, described, model);
-    std::optional<Precision> kv_cache = kv_cache_of(*quantisation);
-    if (const auto other = beside(config); !kv_cache && other) {
-      kv_cache = kv_cache_of(*other);
-      if (kv_cache)
-        stored.warning += fmt::format(
-            "{}{} says a KV cache in {}, {} none: {} is taken, as TensorRT-LLM does; vLLM reads "
-            "the "
-            "latter alone",
-            stored.warning.empty() ? "" : "; ", other->file().filename().string(),
-            name_of(*kv_cache), file, name_of(*kv_cache));
+  if (const std::optional<ConfigNode> quantisation = quantisation_of(config)) {
+    try {
+      return quantised(config, *quantisation, model);
+    } catch (const ConfigError& error) {
+      return StoredPrecision{.plan = {}, .said_by = file, .unknown = error.what()};
     }
-    stored.plan.kv_cache = kv_cache.value_or(Precision::bf16);
-    // DeepSeek-V4 says the format of its experts beside that of all else; engines keep the entries
-    // of its KV cache in fp8.
-    const ConfigNode text = language_part(described);
-    if (text_of(text.json(), "expert_dtype") == "fp4") {
-      stored.plan.experts = Precision::mxfp4;
-      stored.plan.expert_shares = {};
-    }
-    if (member(text.json(), "compress_ratios") != nullptr ||
-        member(text.json(), "compress_rates") != nullptr)
-      stored.plan.kv_cache = Precision::fp8;
-    return stored;
   }
   StoredPrecision stored{{}, file};
   if (const std::string named = format_named(model.name); !named.empty()) {

@@ -71,7 +71,7 @@ Situation look_at(const ConfigNode& experiment) {
     const MoeModel model = read_model(file);
     now.model = model.name;
     // Left out, the precision is that of the model's files.
-    if (const auto stored = read_stored_precision(file, model)) {
+    if (const auto stored = read_stored_precision(file, model); stored && stored->unknown.empty()) {
       now.experts = precision_names[static_cast<std::size_t>(stored->plan.experts)];
       now.files_say = stored->quantised && !json.contains(Json::json_pointer("/precision/experts"));
     }

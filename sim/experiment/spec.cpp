@@ -225,6 +225,14 @@ PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, cons
                                    model.file().filename().string()));
   }
   const ConfigNode node = reader.child_or("precision", Json::object());
+  if (stored && !stored->unknown.empty()) {
+    if (!given) throw ConfigError(stored->unknown);
+    const PrecisionPlan plan = read_precision(node, nullptr);
+    remarks.push_back(
+        fmt::format("\"precision\" says {}; how the model's weights are stored is not known ({})",
+                    precision_text(plan), stored->said_by));
+    return plan;
+  }
   const PrecisionPlan plan = read_precision(node, stored ? &stored->plan : nullptr);
   if (stored && stored->quantised &&
       (plan.experts != stored->plan.experts || plan.attention != stored->plan.attention ||

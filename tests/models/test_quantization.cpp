@@ -36,6 +36,7 @@ std::optional<StoredPrecision> stored_in(const ConfigNode& model) {
 
 std::string stored(const Json& model) {
   const auto found = stored_in(config(model.dump()));
+  if (found && !found->unknown.empty()) throw ConfigError(found->unknown);
   return found ? precision_text(found->plan) : "nothing";
 }
 std::string quantised(const std::string& json) {
@@ -403,6 +404,39 @@ TEST_CASE("AutoRound's files are read, with the modules that have other bits") {
   CHECK(quantised(R"({"quant_method": "auto-round", "bits": 4, "extra_config": {
     ".*self_attn.*": {"bits": 16}, "model.layers.0.mlp.experts": {"bits": 8}}})") ==
         text("75.0 % int4 + 25.0 % int8", "bf16", "bf16", "bf16"));
+  // vLLM searches expressions in a name (auto_round.py); names go before them.
+  CHECK(quantised(R"({"quant_method": "auto-round", "bits": 4, "extra_config": {
+    "(self_attn|linear_attn)\\.": {"bits": 8}, "self_attn.o_proj$": {"bits": 16},
+    "model.layers.0.self_attn.q_proj": {"bits": 4}}})") ==
+        text("int4", "91.7 % int8 + 8.3 % int4", "bf16", "bf16"));
+  // Blocks that are named leave the others as they were.
+  CHECK(quantised(R"({"quant_method": "auto-round", "bits": 4,
+                      "block_name_to_quantize": "model.layers.0,model.layers.2"})") ==
+        text("50.0 % bf16 + 50.0 % int4", "50.0 % bf16 + 50.0 % int4", "bf16", "bf16"));
+  CHECK(quantised(R"({"quant_method": "auto-round", "bits": 4,
+                      "block_name_to_quantize": "model.layers"})") ==
+        text("int4", "int4", "bf16", "bf16"));
+}
+
+TEST_CASE("groups of ModelOpt without targets are of all modules, and none may convert nothing") {
+  const std::string group =
+      R"("config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16},
+         "input_activations": {"num_bits": 4, "type": "float", "group_size": 16})";
+  CHECK(quantised(R"({"quant_method": "modelopt", "quant_algo": "NVFP4", )" + group + "}}}") ==
+        text("nvfp4", "nvfp4", "bf16", "nvfp4"));
+  const auto found = stored_in(config(
+      qwen({{"quantization_config", Json::parse(R"({"quant_method": "compressed-tensors", )" +
+                                                group + R"(, "targets": ["FusedMoE"]}}})")}})
+          .dump()));
+  REQUIRE(found);
+  CHECK(precision_text(found->plan) == text("bf16", "bf16", "bf16", "bf16"));
+  CHECK_THAT(found->warning, Contains("converts no linear module"));
+  CHECK(stored_in(config(qwen({{"quantization_config",
+                                {{"quant_method", "compressed-tensors"},
+                                 {"config_groups", Json::object()},
+                                 {"kv_cache_scheme", {{"num_bits", 8}, {"type", "float"}}}}}})
+                             .dump()))
+            ->warning.empty());
 }
 
 TEST_CASE("bitsandbytes' files are read, in four bits and in eight") {
@@ -524,6 +558,16 @@ TEST_CASE("a quantisation that is not known is refused with its place") {
                        ["Linear"], "weights": {"num_bits": 3, "type": "int"}}}})"),
              Contains("the quantisation int 3 bits is not known"));
   CHECK_THAT(error("{}"), Contains("the quantisation that it holds is not known"));
+  CHECK_THAT(
+      error(R"({"quant_method": "compressed-tensors", "config_groups": {"FP8": ["Linear"]}})"),
+      Contains("the quantisation of config_groups/FP8 is not known"));
+  CHECK_THAT(error(R"({"quant_method": "compressed-tensors", "sparsity_config": {"format":
+                       "sparse-24-bitmask"}, "config_groups": {"g": {"targets": ["Linear"],
+                       "weights": {"num_bits": 8, "type": "float"}}}})"),
+             Contains("sparse weights"));
+  CHECK_THAT(error(R"({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}},
+                       "layer_type_quant_config": {"Linear": {}}})"),
+             Contains("layer_type_quant_config"));
 }
 
 TEST_CASE("text_config and hf_quant_config.json are looked into, too") {
@@ -540,6 +584,16 @@ TEST_CASE("text_config and hf_quant_config.json are looked into, too") {
   REQUIRE(found);
   CHECK(precision_text(found->plan) == text("nvfp4", "bf16", "fp8", "nvfp4"));
   CHECK(found->said_by == "hf_quant_config.json: nvfp4");
+  // TensorRT-LLM's mixtures have their layers in a third file.
+  folder.write(
+      "hf_quant_config.json",
+      R"({"quantization": {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8"}})");
+  CHECK_THAT(stored_in(ConfigNode::from_file(model))->unknown, Contains("\"mixed_precision\""));
+  folder.write("quant_cfg.json", R"({"quant_algo": "MIXED_PRECISION", "quantized_layers": {
+    "model.layers.0.mlp.experts": {"quant_algo": "W4A8_AWQ"},
+    "model.layers.1.self_attn.q_proj": {"quant_algo": "FP8"}}})");
+  CHECK(precision_text(stored_in(ConfigNode::from_file(model))->plan) ==
+        text("75.0 % bf16 + 25.0 % int4", "91.7 % bf16 + 8.3 % fp8", "fp8", "bf16"));
 }
 
 TEST_CASE("an experiment takes what the model's files say, and one that contradicts is told so") {
@@ -571,6 +625,16 @@ TEST_CASE("an experiment takes what the model's files say, and one that contradi
   // Engines quantise a bf16 checkpoint as they load it: nothing to say.
   CHECK(remarks_of(loaded(qwen(), {{"experts", "fp8"}, {"attention", "fp8"}})).empty());
   CHECK(loaded(qwen(), nullptr).decode().precision.experts == Precision::bf16);
+  // Where files say it in a way that is not known, the experiment does.
+  const Json torchao = qwen({{"quantization_config", {{"quant_method", "torchao"}}}});
+  CHECK_THAT(config_error([&] { loaded(torchao, nullptr); }), Contains("\"torchao\" is not known"));
+  CHECK_THAT(config_error([&] {
+               loaded(torchao, {{"kv_cache", "fp8"}});
+             }),
+             Contains("\"experts\" is missing"));
+  const Experiment given = loaded(torchao, {{"experts", "int4"}, {"attention", "bf16"}});
+  CHECK(given.decode().precision.experts == Precision::int4);
+  CHECK_THAT(remarks_of(given).front(), EndsWith("are stored is not known (tiny.json)"));
   CHECK_THAT(config_error([&] {
                load_tiny({{"precision", nullptr}});
              }),

@@ -178,7 +178,8 @@ TEST_CASE("points are others once a checkpoint's precisions or a GPU's tables ha
   folder.write("sweep.json", R"({"base": {"model": "model", "gpu": {"profiles": "tables"}, "a": 0},
                                  "axes": {"/a": [1]}})");
   const std::vector<std::string> names{"model/config.json", "model/hf_quant_config.json",
-                                       "tables/errors.csv", "tables/vllm-1/gemm.csv.gz"};
+                                       "model/quant_cfg.json", "tables/errors.csv",
+                                       "tables/vllm-1/gemm.csv.gz"};
   for (const std::string& name : names) folder.write(name, "{}");
   const auto hash = [&] {
     return expand_sweep(ConfigNode::from_file(folder / "sweep.json")).points.front().config_hash;

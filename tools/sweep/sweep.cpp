@@ -481,9 +481,12 @@ class FileFingerprints {
     std::uint64_t print = 0;
     if (std::filesystem::is_regular_file(path, none)) {
       print = of_file(path);
-      const auto beside = path.parent_path() / "hf_quant_config.json";
-      if (path != beside && std::filesystem::is_regular_file(beside, none))
-        print = and_also(print, of_path(beside));
+      constexpr std::array<const char*, 2> quantised{"hf_quant_config.json", "quant_cfg.json"};
+      if (std::ranges::find(quantised, path.filename().string()) == quantised.end())
+        for (const char* name : quantised)
+          if (const auto beside = path.parent_path() / name;
+              std::filesystem::is_regular_file(beside, none))
+            print = and_also(print, of_path(beside));
     }
     if (std::filesystem::is_regular_file(path / "config.json", none))
       print = of_path(path / "config.json");
