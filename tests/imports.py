@@ -383,6 +383,19 @@ def rows_and_layers(work):
     # Pieces of one answer.
     pieces = answer(rows(4, 4, 8, 2), 3)
     small(work, "pieces", "vllm", config(4, 8, 2), "a.jsonl", pieces + b"\n" + pieces, "a.jsonl:2", "piece of request", expected=2)
+    # vLLM's later versions: the prompt's rows once, those of each choice apart.
+    real = rows(10, 4, 8, 2)
+
+    def coded(part):
+        return base64.b64encode(npy((len(part), 4, 2), flat(part))).decode()
+    apart = {"id": "a", "prompt_routed_experts": coded(real[:6]), "usage": {"prompt_tokens": 6},
+             "choices": [{"index": 0, "routed_experts": coded(real[6:9])}, {"index": 1, "routed_experts": coded(real[9:])}]}
+    small(work, "a prompt's rows apart", "vllm", config(4, 8, 2), "a.json", json.dumps(apart).encode(),
+          "16 tokens of 2 requests (12 of prompts)", ids=real[:9] + real[:6] + real[9:])
+    # A load in a layer without experts is of another model.
+    counts = Tensor((1, 2, 4), [5] * 4 + [1, 2, 3, 4])
+    small(work, "counts of a dense layer", "sglang", config(2, 4, 1, step=2), "a.pt",
+          lambda file: save_torch(file, {"rank": 0, "logical_count": counts}), "has tokens in layer 0", expected=2)
     # Passes of SGLang: an idle rank's have no token, those that verify drafts do not say what was accepted.
     def passes(*modes):
         at, records = 0, []
@@ -395,6 +408,7 @@ def rows_and_layers(work):
 
     small(work, "an idle pass", "sglang", config(4, 8, 2), "a.pt", passes((1, 3), (4, 0), (2, 1), (4, 0), (2, 1)),
           "5 tokens of 1 requests (3 of prompts)")
+    small(work, "a pass of another kind", "sglang", config(4, 8, 2), "a.pt", passes((1, 3), (8, 2)), "forward_mode 8", expected=2)
     for mode in (5, 6, 7):
         small(work, "a pass over drafts", "sglang", config(4, 8, 2), "a.pt", passes((1, 3), (mode, 2)), "drafts", expected=2)
     # A bias decides, which logits do not show.

@@ -74,6 +74,11 @@ Seen rows_with_experts(const PlaceOptions& options, std::vector<ExpertLoad> rows
       throw ConfigError(fmt::format("{}: has {} layers; {} has {}, {} of them with experts",
                                     options.load, found, model->name, all, moe));
     const bool every = found == all || found == all + drafts;
+    for (int layer = 0; every && layer < all; ++layer)
+      if (std::ranges::find(numbers, layer) == numbers.end() &&
+          std::ranges::any_of(rows[at(layer)], [](double tokens) { return tokens > 0; }))
+        throw ConfigError(fmt::format("{}: has tokens in layer {}, which has no experts in {}",
+                                      options.load, layer, model->name));
     for (std::size_t i = 0; i < numbers.size(); ++i)
       seen.load.push_back(rows[every ? static_cast<std::size_t>(numbers[i]) : i]);
   } else {
@@ -182,6 +187,9 @@ Placed read_placed(const PlaceOptions& options) {
     problem.moe_layers = placed.layers.numbers;
     problem.model_layers = model->numbered_layers;
     problem.draft_layers = model->draft_layers;
+    if (const int experts = rows.layers.front().experts(); experts != model->experts)
+      throw ConfigError(fmt::format("{}: places {} experts; {} has {}", options.placement, experts,
+                                    model->name, model->experts));
   }
   const TakenRows taken = take_rows(options.placement, rows, problem);
   Remarks().say(taken.remark);

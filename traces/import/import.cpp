@@ -328,6 +328,13 @@ void TraceBuilder::add_counts(const std::string& place, std::int64_t step, const
     refuse(place, fmt::format("counts have the shape [layers, experts]; found [{}]",
                               fmt::join(counts.shape, ", ")));
   const auto entries = entries_of(place, counts.extent(0), recorded_);
+  const bool every = counts.extent(0) == model_.numbered_layers ||
+                     counts.extent(0) == model_.numbered_layers + model_.draft_layers;
+  for (int layer = 0; every && layer < model_.numbered_layers; ++layer)
+    if (!std::binary_search(moe_layers_.begin(), moe_layers_.end(), layer) &&
+        std::ranges::any_of(counts.part(layer), [](double tokens) { return tokens > 0; }))
+      refuse(place,
+             fmt::format("has tokens in layer {}, which is dense in {}", layer, model_.name));
   const SlotMap* map = map_of(physical);
   const auto experts = static_cast<std::size_t>(model_.experts);
   std::vector<double>& sum = counts_[step];

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the HTTP servers of vLLM and SGLang answer with.
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
@@ -95,6 +97,17 @@ Array ids_of(const std::string& place, const Json& value, const TraceBuilder& bu
   return bare_ids(place, bytes, builder);
 }
 
+// Rows behind others of the same layers.
+Array joined(const std::string& place, Array ahead, const Array& ids) {
+  if (ahead.shape.empty()) return ids;
+  if (ahead.shape.size() != ids.shape.size() ||
+      !std::equal(ahead.shape.begin() + 1, ahead.shape.end(), ids.shape.begin() + 1))
+    refuse(place, "has prompt_routed_experts of another shape than routed_experts");
+  ahead.shape[0] += ids.shape[0];
+  ahead.values.insert(ahead.values.end(), ids.values.begin(), ids.values.end());
+  return ahead;
+}
+
 // Calls fn(value) for every "routed_experts" in an object, in order.
 template <class Fn>
 void find_routed(const Json& json, Fn&& fn) {
@@ -161,9 +174,17 @@ bool add_response(const std::string& place, const Json& response, TraceBuilder& 
   if (prompt && __builtin_sub_overflow(*prompt, first_row(response), &*prompt))
     refuse(place, "has more prompt tokens than a sequence can have");
   if (prompt) *prompt = std::max<std::int64_t>(0, *prompt);
+  // vLLM's later versions say the prompt's once, for all choices.
+  Array ahead;
+  if (const auto apart = response.find("prompt_routed_experts"); apart != response.end()) {
+    if (!apart->is_null()) ahead = ids_of(place, *apart, builder);
+    prompt = ahead.shape.empty() ? 0 : ahead.extent(0);
+  }
   find_routed(response, [&](const Json& value) {
     found = true;
-    builder.add({.place = place, .ids = ids_of(place, value, builder), .prompt_rows = prompt});
+    builder.add({.place = place,
+                 .ids = joined(place, ahead, ids_of(place, value, builder)),
+                 .prompt_rows = prompt});
   });
   if (const std::string id = id_of(response); found && !id.empty())
     builder.require_whole(place, id);

@@ -110,6 +110,11 @@ class Dump {
           "has a pass over drafts (forward_mode {}), which does not say which of its tokens were "
           "accepted; record without speculative decoding, or per_pass for counts alone",
           mode));
+    if (mode > draft_extend_v2)
+      file_.refuse(fmt::format(
+          "has a pass of forward_mode {}, which is neither of prompts nor of decodes; per_pass "
+          "holds counts alone",
+          mode));
     if (positions.empty()) return;  // an idle pass, beside ranks that have work
     if (pass_.shape.size() != 3 || pass_.extent(1) < std::ssize(positions))
       file_.refuse(

@@ -226,25 +226,24 @@ PlacementRows read_vllm_ascend(ConfigReader& reader, PlacementContext context) {
   return {compile(layers, std::nullopt)};
 }
 
-// vLLM's physical_to_logical_map: [layers, slots] -> expert.
-ExpertPlacement read_vllm(const NpyArray& array, const std::filesystem::path& file,
-                          PlacementContext context) {
+// A physical_to_logical_map: [layers, slots] -> expert, from a layer on.
+ExpertPlacement read_map(const Array& array, const std::filesystem::path& file,
+                         PlacementContext context, std::size_t first) {
   const ConfigNode whole_file(Json(), file);
   if (context.gpus == 0) {
     whole_file.fail(
         "does not say how many GPUs its slots fill ([layers, slots], as vLLM has them); give "
         "\"gpus\" next to the file");
   }
-  const auto layers = static_cast<std::size_t>(array.shape()[0]);
-  const auto slots = static_cast<std::size_t>(array.shape()[1]);
-  const std::vector<double> values = array.to_doubles();
+  const auto layers = static_cast<std::size_t>(array.shape[0]);
+  const auto slots = static_cast<std::size_t>(array.shape[1]);
   std::vector<ListedLayer> listed;
-  for (std::size_t layer = 0; layer < layers; ++layer) {
+  for (std::size_t layer = first; layer < layers; ++layer) {
     const ConfigNode place{Json(), file, fmt::format("[{}]", layer)};
     std::vector<int> ids;
     for (std::size_t slot = 0; slot < slots; ++slot) {
-      const double id = values[layer * slots + slot];
-      if (id < id_range.min || id > id_range.max) {
+      const double id = array.values[layer * slots + slot];
+      if (!(id >= id_range.min && id <= id_range.max)) {
         place.fail(fmt::format("slot {} holds {}; expected an expert's number", slot, id));
       }
       ids.push_back(static_cast<int>(id));
@@ -268,7 +267,7 @@ ExpertPlacement read_npy(const std::filesystem::path& file, PlacementContext con
                     "[layers, slots]; found {} [{}]",
                     npy_type_names[at(array.type())], fmt::join(shape, ", ")));
   }
-  if (shape.size() == 2) return read_vllm(array, file, context);
+  if (shape.size() == 2) return read_map(array_of(array), file, context, 0);
   if (shape[2] > static_cast<std::int64_t>(expert_range.max)) {
     refuse(fmt::format("has {} experts; at most {} are expected", shape[2], expert_range.max));
   }
@@ -469,18 +468,36 @@ std::vector<ExpertLoad> load_from_array(const std::filesystem::path& file, const
   return load;
 }
 
+// A tensor of a dictionary that torch.save() wrote; nothing where there is none of the name.
+const PyTensor* tensor_named(const TorchFile& file, std::string_view name) {
+  const auto* dict = std::get_if<const PyDict*>(&file.value());
+  const PyValue* value = dict == nullptr ? nullptr : (*dict)->find(name);
+  const auto* tensor = value == nullptr ? nullptr : std::get_if<const PyTensor*>(value);
+  return tensor == nullptr ? nullptr : *tensor;
+}
+
 // Reads what SGLang's recorder dumps in its modes stat and stat_approx.
 std::vector<ExpertLoad> load_from_torch(const std::filesystem::path& path) {
   TorchFile file(path);
-  const auto* dict = std::get_if<const PyDict*>(&file.value());
-  const PyValue* counts = dict == nullptr ? nullptr : (*dict)->find("logical_count");
-  const auto* tensor = counts == nullptr ? nullptr : std::get_if<const PyTensor*>(counts);
-  if (tensor == nullptr) {
+  const PyTensor* counts = tensor_named(file, "logical_count");
+  if (counts == nullptr) {
     file.refuse(
         "has no tensor \"logical_count\"; of other dumps of SGLang moesim trace import makes an "
         "expert_counts.npy");
   }
-  return load_from_array(path, file.read(**tensor));
+  return load_from_array(path, file.read(*counts));
+}
+
+// SGLang's map of all layers, as --init-expert-location takes it too.
+PlacementRows read_torch(const std::filesystem::path& path, PlacementContext context) {
+  TorchFile file(path);
+  const PyTensor* map = tensor_named(file, "physical_to_logical_map");
+  if (map == nullptr) file.refuse("has no tensor \"physical_to_logical_map\"");
+  const Array array = file.read(*map);
+  if (array.shape.size() != 2 || array.extent(0) <= context.first_layer)
+    file.refuse(fmt::format("physical_to_logical_map has the shape [layers, slots]; found [{}]",
+                            fmt::join(array.shape, ", ")));
+  return {read_map(array, path, context, at(context.first_layer)), {}, true};
 }
 
 PlacementRows rows_of(const ConfigNode& node, PlacementContext context) {
@@ -509,9 +526,10 @@ PlacementRows read_placement_rows(const std::filesystem::path& file, PlacementCo
   const MappedFile mapped(file);
   const std::string_view text = mapped.text();
   if (text.starts_with("\x93NUMPY")) return {read_npy(file, context)};
+  if (text.starts_with("PK")) return read_torch(file, context);
   refuse_huge(file, "placement");
   const auto first = text.find_first_not_of(" \t\r\n");
-  const bool json = first != std::string_view::npos && text[first] == '{';
+  const bool json = first != std::string_view::npos && (text[first] == '{' || text[first] == '[');
   return rows_of(
       json ? ConfigNode::from_file(file) : ConfigNode(parse_plain_yaml(text, file), file), context);
 }

@@ -20,7 +20,8 @@ namespace moesim {
 ///                initial_global_assignments {model layer: [slot]}
 ///   vllm_ascend  expert_map.json of vllm-ascend: layer_list, device_list, device_expert
 ///   npy          0 or 1, [GPUs, layers, experts], as omni-infer keeps them
-/// Read, but not written, is vLLM's physical_to_logical_map, .npy of shape [layers, slots].
+/// Read, but not written, are vLLM's physical_to_logical_map, .npy of shape [layers, slots], and
+/// SGLang's as a .pt.
 enum class PlacementFormat { sglang, trtllm, vllm_ascend, npy };
 inline constexpr std::array<std::string_view, 4> placement_format_names{"sglang", "trtllm",
                                                                         "vllm_ascend", "npy"};
