@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/text_file.hpp"
+
 namespace moesim {
 
 namespace {
@@ -151,6 +153,7 @@ Json parse_written_json(std::string_view text) {
 }
 
 Json parse_json(std::string_view text) {
+  if (is_utf16(text)) throw ConfigError(utf16_refused);
   if (!too_deep(text) && !is_json(text)) {
     const std::string plain = without_python_words(text);
     if (plain != text) return parse_json(plain);

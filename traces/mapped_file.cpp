@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "hardware/config.hpp"
+#include "hardware/text_file.hpp"
 
 namespace moesim {
 namespace {
@@ -45,6 +46,7 @@ MappedFile::MappedFile(const std::filesystem::path& file) {
   if (mapped == MAP_FAILED) fail(fmt::format("cannot be mapped: {}", std::strerror(errno)));
   data_ = {static_cast<const std::byte*>(mapped),
            [mapped, size = size_](const std::byte*) { ::munmap(mapped, size); }};
+  if (is_utf16(text())) fail(utf16_refused);
   // A byte order mark, with which spreadsheets begin a text, is no part of it; no other format
   // that is read begins so.
   if (constexpr std::string_view mark = "\xEF\xBB\xBF"; text().starts_with(mark)) {

@@ -287,6 +287,21 @@ TEST_CASE("a file's sessions keep its delays, in Mooncake's form and as CSV") {
 
 // Chats 1, 2, 3 continue each other, 7 continues one before the file begins, 5 stands alone. Chat
 // 5's second block holds what chat 1's second one does, behind another first one.
+TEST_CASE("a row that names no session is one by itself") {
+  // As BurstGPT has it of requests to an API, among conversations.
+  const TemporaryFile csv("burst.csv",
+                          "Timestamp,Session ID,Request tokens,Response tokens\n"
+                          "5,,472,18\n6,,300,18\n7,a,100,9\n9,a,200,9\n");
+  const TemporaryFile json("rows.jsonl",
+                           "{\"session_id\": \"a\", \"input_length\": 9, \"output_length\": 5}\n"
+                           "{\"session_id\": null, \"input_length\": 20, \"output_length\": 5}\n"
+                           "{\"session_id\": null, \"input_length\": 8, \"output_length\": 5}\n");
+  for (const auto& path : {csv.path(), json.path()}) {
+    CAPTURE(path);
+    CHECK(read_session_file(path, 512).sessions.size() == 3);
+  }
+}
+
 TEST_CASE("chats that continue each other are a session in Bailian's form, with ids of content") {
   const auto row = [](int chat, int parent, double time, int prompt, const char* ids) {
     return fmt::format(

@@ -352,6 +352,7 @@ std::string json_column(const Json& object, const Format& format, const Rows& ro
   const bool may_be_text =
       column == format.time || column == rows.session || column == class_column;
   if (found != object.end() && found->is_string() && may_be_text) return found->get<std::string>();
+  if (found != object.end() && found->is_null() && column == rows.session) return "";
   if (found == object.end() || !found->is_number()) {
     const bool is_name = column == rows.session || column == class_column;
     throw ConfigError(

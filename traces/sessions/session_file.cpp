@@ -39,21 +39,22 @@ namespace {
 class Assembly {
  public:
   void add(const RecordedRow& row) {
-    const auto [found, fresh] = number_of_.try_emplace(row.session, file_.sessions.size());
-    if (fresh) {
+    // A row that names none is a session by itself.
+    std::size_t number = file_.sessions.size();
+    if (!row.session.empty()) number = number_of_.try_emplace(row.session, number).first->second;
+    if (number == file_.sessions.size()) {
       file_.sessions.push_back(
           {.name = row.session, .of_class = file_.classes.place(row.of_class)});
       between_starts_.emplace_back();
     }
-    RecordedSession& session = file_.sessions[found->second];
+    RecordedSession& session = file_.sessions[number];
     const Request request = request_of(row);
     NextTurn turn{.prompt_tokens = request.prompt_tokens,
                   .output_tokens = request.output_tokens,
                   .ids = request.prompt_ids};
     if (!session.turns.empty()) turn.kept = kept_of(session.turns.back(), turn);
-    wait(found->second, row);
-    between_starts_[found->second].push_back(row.has_time ? since_last(session, row.time)
-                                                          : Seconds{});
+    wait(number, row);
+    between_starts_[number].push_back(row.has_time ? since_last(session, row.time) : Seconds{});
     if (row.gap) turn.gap = *row.gap;
     file_.has_gaps = file_.has_gaps || row.gap;
     file_.has_ids = file_.has_ids || turn.ids;
