@@ -187,7 +187,9 @@ SAY_NOTHING = [("concurrency", "0", "requests in flight"), ("concurrency", "", "
                ("osl", "1", "no TPOT"), ("osl", "0", "at least 1 token"), ("isl", "0", "at least 1 token"), ("tp", "0", "tp is 0"),
                ("tp", None, "tp is 0 or missing"), ("tp", "3", "does not divide"), ("n_gpu", "0", "take 4"),
                ("gpu", "RTX9999", "moesim list gpus"), ("metric", "ITL", "TPOT and TTFT"), ("precision", "w4a8", "nvfp4 and int4"),
-               ("value", "nan", '"nan"'), ("value", "10,618", '"10,618"'), ("value", "-1", '"-1"'), ("value", "0", "more than 0")]
+               ("value", "nan", '"nan"'), ("value", "10,618", '"10,618"'), ("value", "-1", '"-1"'), ("value", "0", "more than 0"),
+               ("value", "0.0106", "ms are expected"), ("value", "1e400", '"1e400"'), ("isl", "1e12", "at most 10000000"),
+               ("n_gpu", "4.5", "whole number"), ("op", "online serving vllm 0.19.0, disaggregated", "is of pools")]
 
 
 def refusals(work):
@@ -209,6 +211,9 @@ def refusals(work):
     for key, value in (("precision", "FP8"), ("metric", "tpot"), ("gpu", "b200")):
         done = served({**SERVED, key: value})
         check(done.returncode == 0 and anchor.exists(), f"--serving, {key} {value}: exit {done.returncode}: {done.stderr}")
+    # A model's id and other letters are the same model, to which the same rules of its family apply.
+    factors = [served({**SERVED, "model": name}).stdout for name in ("MiniMax-M2.5", "minimax-m2.5", "MiniMaxAI/MiniMax-M2.5")]
+    check(factors[0] and len(set(factors)) == 1, f"--serving, one model spelled three ways: {factors}")
 
 
 def main():

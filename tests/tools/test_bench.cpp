@@ -73,6 +73,7 @@ TEST_CASE("a load is read wherever a benchmark writes it, as a number or a text"
        "20 requests/s (gamma gaps), at most 8 in flight"},
       {aiperf(R"({"loadgen": {"concurrency": 8}})"), "8 in flight"},
       {aiperf(R"({"concurrency": "8"})"), "8 in flight"},
+      {aiperf(R"({"request_rate": 8})"), "8 requests/s (equal gaps)"},
       {aiperf(R"({"loadgen": {"request_rate": 20.0, "request_rate_mode": "constant"}})"),
        "20 requests/s (equal gaps)"},
       {aiperf(R"({"loadgen": {"request_rate": 64.0, "concurrency": 8}})"),
@@ -94,6 +95,11 @@ TEST_CASE("a load is read wherever a benchmark writes it, as a number or a text"
   std::string endless = vllm(R"({"max_concurrency": null})");
   endless.replace(endless.find("\"inf\""), 5, "Infinity");
   CHECK(load(endless) == "all requests at once");
+  std::string even = vllm(R"({"max_concurrency": null, "request_rate": 5, "burstiness": "inf"})");
+  CHECK(load(even) == "5 requests/s (equal gaps)");
+  even.replace(even.find("\"inf\""), 5, "Infinity");
+  CHECK(load(even) == "5 requests/s (equal gaps)");
+  CHECK(load_text(read("[" + even + "," + endless + "]")[1].load) == "all requests at once");
 }
 
 TEST_CASE("a load that a file does not say, or that is none, is refused by its place") {
@@ -108,6 +114,10 @@ TEST_CASE("a load that a file does not say, or that is none, is refused by its p
       {aiperf("{}"), "does not say its load"},
       {aiperf(R"({"loadgen": {"request_count": 200}})"), "does not say its load"},
       {aiperf(R"({"loadgen": {"fixed_schedule": true}})"), "fixed_schedule"},
+      {aiperf(R"({"input": {"fixed_schedule": true}, "loadgen": {"concurrency": 1}})"),
+       "fixed_schedule"},
+      {vllm(R"({"request_rate": "trace"})"), "recorded times"},
+      {"\xFF\xFE{}", "is UTF-16; save it as UTF-8"},
       {aiperf(R"({"loadgen": {"user_centric_rate": 3.0}})"), "user_centric"},
       {aiperf(R"({"phases": [{"name": "a", "kind": "profiling", "concurrency": 2},
                              {"name": "b", "kind": "profiling", "concurrency": 8}]})"),
@@ -155,6 +165,12 @@ TEST_CASE("failed and cancelled requests, and lengths and gaps of their own, are
   CHECK_THAT(remarks(aiperf(eight, R"({"was_cancelled": true})")), Contains("was cancelled"));
   CHECK_THAT(remarks(aiperf(eight, R"({"error_request_count": {"avg": 84.0}})")),
              Contains("84 requests failed beside the 200"));
+  CHECK_THAT(remarks(aiperf(eight, R"({"error_summary": [{"count": 8}, {"count": 4}]})")),
+             Contains("12 requests failed beside the 200"));
+  CHECK_THAT(remarks(aiperf(R"({"loadgen": {"concurrency": 8},
+                                "input": {"conversation": {"turn": {"mean": 5}}}})")),
+             Contains("turns of conversations"));
+  CHECK_THAT(remarks(vllm(R"({"accept_length": 2.7})")), Contains("drafted, 2.7 tokens a step"));
   CHECK_THAT(
       remarks(aiperf(R"({"loadgen": {"request_rate": 2, "request_rate_mode": "constant"}})")),
       Contains("equal gaps"));

@@ -95,6 +95,11 @@ AnchorFit fit_anchor(std::span<const AnchorRun> runs) {
   return all;
 }
 
+bool is_other_unit(double measured, double predicted) {
+  constexpr double most = 50;  // no prediction of a system that runs is so far off
+  return measured > most * predicted || predicted > most * measured;
+}
+
 std::map<std::string, Anchor> anchors_of(const std::vector<ValidatedPoint>& points) {
   std::map<std::string, std::array<std::vector<AnchorRun>, 2>> runs;
   for (const ValidatedPoint& p : points) {
@@ -138,6 +143,20 @@ bool names_engine(const MeasuredPoint& p) {
   });
 }
 
+std::string zoo_name(const std::string& model, const std::filesystem::path& root) {
+  return read_model(ConfigNode::from_file(root / "models/zoo" / (model_file(model) + ".json")))
+      .name;
+}
+
+// Rules of engines go by how a family's name begins, which an id on HuggingFace or other letters
+// hide: the zoo's name then.
+std::string as_rules_spell(const std::string& model, const std::filesystem::path& root) {
+  constexpr std::size_t beginning = 4;
+  const std::string name = zoo_name(model, root);
+  const bool is_id = model.find('/') != model.npos;
+  return !is_id && model.starts_with(name.substr(0, beginning)) ? model : name;
+}
+
 // A row of a run as the rest of the program spells it.
 MeasuredPoint stated(MeasuredPoint p, const std::filesystem::path& root) {
   if (p.category != "e2e" && p.category != "disaggregated")
@@ -154,6 +173,7 @@ MeasuredPoint stated(MeasuredPoint p, const std::filesystem::path& root) {
   if (model_file(p.model).empty())
     refuse(p, fmt::format("model \"{}\" is not known; `moesim list models` names those that are",
                           p.model));
+  p.model = as_rules_spell(p.model, root);
   p.precision = in_case(p.precision, std::tolower);
   std::ranges::replace(p.precision, '-', '_');
   if (!checkpoint_of(p))
@@ -167,10 +187,16 @@ MeasuredPoint stated(MeasuredPoint p, const std::filesystem::path& root) {
   if (!(p.concurrency >= 1 && p.concurrency <= most) || p.concurrency != std::floor(p.concurrency))
     refuse(p, fmt::format("concurrency is {}; requests in flight, 1 to 1000000, are expected",
                           p.concurrency));
-  if (p.prompt < 1 || p.output < 1)
-    refuse(p, fmt::format("isl is {} and osl {}; each is at least 1 token", p.prompt, p.output));
+  constexpr double longest = 1e7;
+  if (!(p.prompt >= 1 && p.prompt <= longest && p.output >= 1 && p.output <= longest))
+    refuse(p, fmt::format("isl is {} and osl {}; each is at least 1 token, and at most 10000000",
+                          p.prompt, p.output));
   if (metric == "TPOT" && p.output < 2)
     refuse(p, "osl is 1: a request of one output token has no TPOT");
+  if (p.category == "e2e" && contains(in_case(p.operation, std::tolower), "disaggregated"))
+    refuse(p, fmt::format("op \"{}\" is of pools; a row of columns such as decode_num_workers "
+                          "(hardware/README.md) says which",
+                          p.operation));
   if (p.category == "e2e" && p.tp < 1)
     refuse(p, "tp is 0 or missing: say how the GPUs share the model");
   if (p.category == "e2e" && p.gpus < p.tp * std::max(1, p.dp))
@@ -210,12 +236,14 @@ Anchor anchor_of_serving(const std::filesystem::path& file, const std::filesyste
     if (run.skipped())
       refuse(run.point, "cannot be predicted: " + std::get<Skipped>(run.predicted).reason);
     if (!run.failure.empty()) refuse(run.point, "cannot be predicted: " + run.failure);
+    const double predicted = std::get<Prediction>(run.predicted).value;
+    if (is_other_unit(run.point.value, predicted))
+      refuse(run.point, fmt::format("{} is {:.4g}, and {:.4g} ms are predicted; ms are expected",
+                                    run.point.metric, run.point.value, predicted));
   }
   Anchor anchor = anchors_of(runs).begin()->second;
   const MeasuredPoint& first = points.front();
-  anchor.model =
-      read_model(ConfigNode::from_file(root / "models/zoo" / (model_file(first.model) + ".json")))
-          .name;
+  anchor.model = zoo_name(first.model, root);
   anchor.gpu = read_gpu(ConfigNode::from_file(gpu_path(first.gpu, root, {}))).name;
   std::set<std::string> layouts;
   for (const MeasuredPoint& p : points)

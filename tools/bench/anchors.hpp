@@ -17,6 +17,9 @@ struct AnchorRun {
   double measured = 0, predicted = 0;
 };
 
+/// True if a time was surely measured in another unit than it was predicted in.
+bool is_other_unit(double measured, double predicted);
+
 /// Fits log(measured / predicted) by its mean. From three runs on it also has slopes in the
 /// logarithms of concurrency, prompt and output. They come by ridge regression of strength 2, which
 /// runs of other deployments chose. No runs give no correction. Pure.

@@ -189,14 +189,24 @@ struct Lesson {
 Lesson lesson_of(const BenchRun& measured, const ConfigNode& node, TraceLibrary& traces) {
   Lesson lesson{measured, loaded(measured, node, traces, true), {}, {}};
   const Stretched found = stretched_to(measured, lesson.experiment);
+  const auto refuse_unit = [&](const char* figure, double value, double predicted) {
+    if (is_other_unit(value, predicted))
+      throw ConfigError(
+          fmt::format("{}: {} is {:.4g}, and {:.4g} ms are predicted; ms are expected",
+                      measured.where, figure, value, predicted));
+  };
+  const char* const tpot = figure_of(measured, Kind::tpot);
+  refuse_unit(tpot, measured.figures.at(tpot), measured.figures.at(tpot) / found.factor);
   const auto in_flight = measured.load.in_flight.value_or(measured.requests);
   const ServingLoad load{measured.load.rate ? found.client.in_flight() : double(in_flight),
                          measured.prompt, measured.output};
   lesson.tpot = {load, found.factor, 1};
   const char* const first = figure_of(measured, Kind::ttft);
   if (first == nullptr) return lesson;
-  if (const auto simulated = found.client.figure(first); simulated && *simulated > 0)
+  if (const auto simulated = found.client.figure(first); simulated && *simulated > 0) {
+    refuse_unit(first, measured.figures.at(first), *simulated);
     lesson.ttft = AnchorRun{load, found.factor * measured.figures.at(first), *simulated};
+  }
   return lesson;
 }
 

@@ -11,6 +11,7 @@
 
 #include "hardware/find_value.hpp"
 #include "hardware/parse_json.hpp"
+#include "hardware/text_file.hpp"
 #include "sim/engines/serving_engine.hpp"
 #include "traces/mapped_file.hpp"
 
@@ -77,26 +78,32 @@ std::optional<std::int64_t> limit_in(const std::string& where, const std::string
   refuse(where, fmt::format("{}, which cannot be simulated from the file; {}", why, instead));
 }
 
-// `says_endless`: the text has "request_rate": Infinity, which the parsed one no longer shows.
-BenchLoad load_of_bench_serve(const std::string& where, const Json& result, bool says_endless) {
+[[noreturn]] void refuse_recorded_times(const std::string& where, std::string_view said) {
+  refuse_load(where, fmt::format("its requests came at recorded times ({})", said),
+              "run their file as \"arrivals\" of type \"trace\"");
+}
+
+BenchLoad load_of_bench_serve(const std::string& where, const Json& result) {
   const auto strategy = result.find("ramp_up_strategy");
   if (strategy != result.end() && !says_nothing(*strategy))
     refuse_load(where, "its rate rises along the run (ramp_up_strategy)", "give runs at one rate");
   BenchLoad load;
-  if (const auto rate = result.find("request_rate"); rate != result.end())
-    load.rate = rate_in(where, "request_rate", *rate);
+  const auto rate = result.find("request_rate");
+  if (rate != result.end() && *rate == "trace") refuse_recorded_times(where, "request_rate trace");
+  if (rate != result.end()) load.rate = rate_in(where, "request_rate", *rate);
   if (const auto limit = result.find("max_concurrency"); limit != result.end())
     load.in_flight = limit_in(where, "max_concurrency", *limit);
-  const bool at_once = says_endless || (load.rate && std::isinf(*load.rate));
-  if (load.rate && std::isinf(*load.rate)) load.rate.reset();
+  const bool at_once = load.rate && std::isinf(*load.rate);
+  if (at_once) load.rate.reset();
   if (!load.rate && !load.in_flight && !at_once)
     refuse(where,
            "does not say its load: give it \"max_concurrency\", \"request_rate\", or "
            "\"request_rate\": \"inf\" for all requests at once");
   if (const auto burst = number(result, "/burstiness"); burst && *burst != 1) {
     if (!(*burst > 0)) refuse(where, fmt::format("burstiness is {}; it is above 0", *burst));
-    load.gaps = BenchLoad::Gaps::gamma;
-    load.burstiness = *burst;
+    constexpr double even = 1e6;  // gaps are equal to a thousandth from here on
+    load.gaps = *burst < even ? BenchLoad::Gaps::gamma : BenchLoad::Gaps::constant;
+    if (*burst < even) load.burstiness = *burst;
   }
   return load;
 }
@@ -128,6 +135,8 @@ const Json* phases_in(const Json& json) {
 Json measured_phase(const std::string& where, const Json& result) {
   const auto config = result.find("input_config");
   if (config == result.end() || !config->is_object()) return Json::object();
+  if (const Json* input = find_value(*config, "/input/fixed_schedule"); input && *input == true)
+    refuse_recorded_times(where, "fixed_schedule");
   if (const Json* phases = phases_in(*config)) {
     std::vector<Json> measured;
     for (const auto& item : phases->items()) {
@@ -149,8 +158,10 @@ Json measured_phase(const std::string& where, const Json& result) {
     const Json* phase = find_value(*config, place);
     if (phase == nullptr || !says_load(*phase)) continue;
     Json found = *phase;
-    // perf_analyzer, below genai-perf, spaces requests evenly.
-    if (std::string_view(place).starts_with("/perf_analyzer")) found["type"] = "constant";
+    // perf_analyzer, below genai-perf, spaces requests evenly. Its first versions say the load
+    // outside of any part.
+    const std::string_view part = place;
+    if (part.empty() || part.starts_with("/perf_analyzer")) found["type"] = "constant";
     return found;
   }
   return Json::object();
@@ -163,8 +174,7 @@ BenchLoad load_of_phase(const std::string& where, const Json& phase) {
       pattern != nullptr && pattern->is_string() ? pattern->get<std::string>() : "";
   const Json* schedule = under(phase, {"fixed_schedule"});
   if (gaps == "fixed_schedule" || (schedule != nullptr && *schedule == true))
-    refuse_load(where, "its requests came at recorded times (fixed_schedule)",
-                "run their file as \"arrivals\" of type \"trace\"");
+    refuse_recorded_times(where, "fixed_schedule");
   if (gaps == "user_centric" || under(phase, {"user_centric_rate"}) != nullptr)
     refuse_load(where, "its users sent requests at times of their own (user_centric)",
                 "give a run with a concurrency or a rate");
@@ -297,7 +307,7 @@ void remark_lengths(BenchRun& run, const Json& result) {
         "lengths were drawn (random_range_ratio {:.6g}); their means are simulated", *least));
 }
 
-BenchRun of_bench_serve(const std::string& where, const Json& result, bool says_endless) {
+BenchRun of_bench_serve(const std::string& where, const Json& result) {
   BenchRun run{where, {}};
   const auto completed = number(result, "/completed");
   const auto per_request = [&](const char* total) {
@@ -312,11 +322,17 @@ BenchRun of_bench_serve(const std::string& where, const Json& result, bool says_
     const std::string name(name_of_figure(item.key()));
     if (is_figure(name) && !item.value().is_structured()) take(run, name, item.value(), 1, empty);
   }
-  run.load = load_of_bench_serve(where, result, says_endless);
+  run.load = load_of_bench_serve(where, result);
   remark_load(run);
   remark_failures(run, number(result, "/num_prompts"), number(result, "/failed").value_or(0),
                   false);
   remark_lengths(run, result);
+  const auto drafted = first_of(result, {"/accept_length", "/spec_decode_acceptance_length"});
+  if (drafted && *drafted > 1)
+    run.remarks.push_back(fmt::format(
+        "the engine drafted, {:.3g} tokens a step on average; give the experiment \"speculative\" "
+        "if it has none",
+        *drafted));
   remark_empty(run, std::move(empty));
   return run;
 }
@@ -388,11 +404,17 @@ BenchRun of_genai_perf(const std::string& where, const Json& result) {
   run.load = load_of_phase(where, phase);
   remark_load(run);
   const Json* cancelled = find_value(result, "/was_cancelled");
-  const double failed = number(result, "/error_request_count/avg").value_or(0);
+  double failed = 0;
+  if (const Json* errors = find_value(result, "/error_summary"); errors && errors->is_array())
+    for (const Json& error : *errors) failed += number(error, "/count").value_or(0);
+  failed = number(result, "/error_request_count/avg").value_or(failed);
   // A run that ends by the clock sends fewer than were planned, without an error.
   remark_failures(run, std::nullopt, failed, cancelled != nullptr && *cancelled == true);
   if (under(phase, {"cancellation", "request_cancellation_rate"}) != nullptr)
     run.remarks.push_back("clients cancelled requests on purpose, which is not simulated");
+  if (number(result, "/input_config/input/conversation/turn/mean").value_or(1) > 1)
+    run.remarks.push_back(
+        "requests were turns of conversations; they are simulated as requests of their own");
   for (const auto& [key, what] :
        {std::pair{"input_sequence_length", "prompts"}, {"output_sequence_length", "outputs"}}) {
     const auto least = number(result, fmt::format("/{}/min", key)),
@@ -426,14 +448,13 @@ bool is_flat(const Json& result) {
 
 // The results in a file: one, or those in lists and objects around them, whose own values (the load
 // that a wrapper notes) are theirs too.
-void add_runs(const std::string& where, const Json& json, const Json& around, bool says_endless,
+void add_runs(const std::string& where, const Json& json, const Json& around,
               std::vector<BenchRun>& runs) {
   if (json.is_object() && (is_nested(json) || is_flat(json))) {
     Json result = json;
     for (const auto& item : around.items())
       if (Json& own = result[item.key()]; says_nothing(own)) own = item.value();
-    runs.push_back(is_nested(json) ? of_genai_perf(where, result)
-                                   : of_bench_serve(where, result, says_endless));
+    runs.push_back(is_nested(json) ? of_genai_perf(where, result) : of_bench_serve(where, result));
     return;
   }
   Json outer = around;
@@ -444,22 +465,26 @@ void add_runs(const std::string& where, const Json& json, const Json& around, bo
   for (const auto& item : json.items())
     if (item.value().is_structured())
       add_runs(fmt::format("{}{}/{}", where, where.find(":/") == where.npos ? ":" : "", item.key()),
-               item.value(), outer, says_endless, runs);
+               item.value(), outer, runs);
 }
 
-// Python's Infinity is null once it is read.
-bool says_endless_rate(std::string_view text) {
-  constexpr std::string_view key = "\"request_rate\"";
-  const std::size_t at = text.find(key);
-  if (at == text.npos) return false;
-  const std::size_t value = text.find_first_not_of(" \t:", at + key.size());
-  return value != text.npos && text.substr(value).starts_with("Infinity");
+// Parses results, in which an endless rate, or a burstiness without bounds, stays what it is: of
+// Python's Infinity parse_json() makes nothing.
+Json parse_results(std::string_view text) {
+  std::string said(text);
+  for (const std::string_view key : {"\"request_rate\"", "\"burstiness\""})
+    for (std::size_t at = said.find(key); at != said.npos; at = said.find(key, at + key.size())) {
+      constexpr std::string_view endless = "Infinity";
+      const std::size_t value = said.find_first_not_of(" \t\r\n:", at + key.size());
+      if (value != said.npos && said.compare(value, endless.size(), endless) == 0)
+        said.replace(value, endless.size(), "\"inf\"   ");
+    }
+  return parse_json(said);
 }
 
-void add_runs_of(const std::string& where, const Json& json, std::string_view text,
-                 std::vector<BenchRun>& runs) {
+void add_runs_of(const std::string& where, const Json& json, std::vector<BenchRun>& runs) {
   const std::size_t before = runs.size();
-  add_runs(where, json, Json::object(), says_endless_rate(text), runs);
+  add_runs(where, json, Json::object(), runs);
   if (runs.size() == before)
     refuse(where,
            "has no figure such as \"median_tpot_ms\"; files of vllm bench serve --save-result, "
@@ -498,19 +523,21 @@ std::vector<BenchRun> read_bench(const std::filesystem::path& file) {
   const MappedFile mapped(file);
   const std::string_view text = mapped.text();
   std::vector<BenchRun> runs;
+  const auto parsed = [](const std::string& where, std::string_view results, const char* hint) {
+    try {
+      return parse_results(results);
+    } catch (const ConfigError& error) {
+      refuse(where, fmt::format("{}{}", error.what(), hint));
+    }
+  };
   if (file.extension() != ".jsonl" && !is_lines(text)) {
-    add_runs_of(file.string(), ConfigNode::from_file(file).json(), text, runs);
+    refuse_huge(file, "JSON file");
+    add_runs_of(file.string(), parsed(file.string(), text, ""), runs);
     return runs;
   }
   for_each_line(text, [&](std::size_t number, std::string_view line) {
     const std::string where = fmt::format("{}:{}", file.string(), number);
-    Json json;
-    try {
-      json = parse_json(line);
-    } catch (const ConfigError& error) {
-      refuse(where, fmt::format("{}; each line is one result", error.what()));
-    }
-    add_runs_of(where, json, line, runs);
+    add_runs_of(where, parsed(where, line, "; each line is one result"), runs);
   });
   if (runs.empty()) refuse(file.string(), "holds no run");
   return runs;

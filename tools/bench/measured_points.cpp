@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/bench/measured_points.hpp"
 
+#include <array>
+#include <cctype>
 #include <charconv>
+#include <cmath>
 #include <map>
 
 #include <fmt/format.h>
@@ -34,6 +37,13 @@ std::vector<std::string> split(std::string_view line) {
   return fields;
 }
 
+// A column's name without blanks around it and capitals.
+std::string plain(std::string name) {
+  std::erase(name, ' ');
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name;
+}
+
 constexpr std::array columns_of_points{"id", "category", "gpu", "metric", "value"};
 constexpr std::array columns_apart{"id", "gpu", "engine", "ttft_ms", "tpot_ms"};
 
@@ -53,8 +63,9 @@ class Row {
     const std::string field = text(name);
     double value = 0;
     const char* end = field.data() + field.size();
-    const bool read = field.empty() || std::from_chars(field.data(), end, value).ptr == end;
-    if (!read || !(value >= 0 && value < 1e30))
+    const auto got = std::from_chars(field.data(), end, value);
+    if (!(field.empty() || (got.ec == std::errc() && got.ptr == end)) ||
+        !(value >= 0 && value < 1e30))
       throw ConfigError(
           fmt::format("{}: {} \"{}\" is not a number of at least 0", place_, name, field));
     return value;
@@ -63,6 +74,8 @@ class Row {
   int count(std::string_view name) const {
     const double value = number(name);
     if (value > 1e6) throw ConfigError(fmt::format("{}: {} {} is too large", place_, name, value));
+    if (value != std::floor(value))
+      throw ConfigError(fmt::format("{}: {} {} is not a whole number", place_, name, value));
     return static_cast<int>(value);
   }
 
@@ -152,7 +165,9 @@ std::vector<MeasuredPoint> read_points(const std::filesystem::path& file) {
   for_each_line(file, [&](std::size_t number, std::string_view line) {
     const std::string place = fmt::format("{}:{}", file.string(), number);
     if (columns.empty()) {
-      for (const std::string& name : split(line)) columns.emplace(name, columns.size());
+      for (const std::string& name : split(line))
+        if (!columns.emplace(plain(name), columns.size()).second)
+          throw ConfigError(fmt::format("{}: column \"{}\" is there twice", place, name));
       apart = columns.contains("decode_num_workers");
       for (const char* needed : apart ? columns_apart : columns_of_points) {
         if (!columns.contains(needed))
