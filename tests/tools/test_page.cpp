@@ -67,6 +67,22 @@ TEST_CASE("more groups than can be told apart lose the axis with the most values
           Pointers{"/token_routing/decode"});
 }
 
+TEST_CASE("one axis tells curves apart though it has many values, pools though others imply them") {
+  Json routers = Json::array();
+  for (int i = 0; i < 18; ++i) routers.push_back("router " + std::to_string(i));
+  REQUIRE(default_groups(sweep({{"/request_routing", routers}})) == Pointers{"/request_routing"});
+  StoredSweep pooled = sweep({{"/instances", {1, 2}}});
+  Json config{{"pools", {{"prefill", Json::object()}, {"decode", Json::object()}}}};
+  pooled.points.push_back({"pooled", config, PointStatus::done, "", report(1, 1, config)});
+  pooled.axes = named_axes({"/instances", "/pools"});
+  REQUIRE(default_groups(pooled) == Pointers{"/instances", "/pools"});
+  PageOptions options;
+  options.axes.by = default_groups(pooled);
+  const OrderedJson groups = page_data(pooled, options)["groups"];
+  REQUIRE(groups ==
+          OrderedJson::parse(R"([["unset", "pools"], ["1", "no pools"], ["2", "no pools"]])"));
+}
+
 TEST_CASE("a point's command sets what the sweep sets, outer pointers for inner ones, in quotes") {
   StoredSweep stored = sweep({{"/placement", {Json{{"type", "eplb"}, {"replication", 1.5}}}},
                               {"/placement/replication", {1.25}},

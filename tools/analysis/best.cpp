@@ -172,9 +172,10 @@ std::string best_text(const BestChoice& choice) {
     head.emplace_back(preempted.heading);
     Table table(std::move(head));
     for (const Alternative& value : group.values) {
-      std::vector<std::string> row{value.best && !all_tie(group) ? "*" : "",
-                                   setting_text(value.value), number_text(value.metric),
-                                   ratio_text(value.metric, group.values.front().metric)};
+      std::vector<std::string> row{
+          value.best && group.values.size() > 1 && !all_tie(group) ? "*" : "",
+          setting_text(value.value), number_text(value.metric),
+          ratio_text(value.metric, group.values.front().metric)};
       for (const Aspect& aspect : aspects) {
         const std::string pointer = aspect.pointer();
         row.push_back(ratio_text(mean_of(value, pointer), mean_of(group.values.front(), pointer)));

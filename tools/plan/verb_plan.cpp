@@ -530,7 +530,7 @@ bool write_page(const PlanOptions& options, const Asked& asked, PlanPage page) {
 
 std::string written_text(const Asked& asked, bool page) {
   if (!asked.keeps())
-    return "nothing is written; -o NAME keeps the deployment, every run and a page of the runs\n";
+    return "nothing is written; -o NAME keeps the deployment, every run and a page of the answer\n";
   return fmt::format("written: {0}.json (moesim run {0}.json), {0}.sqlite with every run{1}\n",
                      asked.output, page ? fmt::format(", {}.html", asked.output) : "");
 }
@@ -929,7 +929,7 @@ requests. The share of requests that must meet the limits is --attainment.
 With --sessions the load is how many sessions are alive at a time. Each deployment is then run for
 some turns of each session, and the best with host memory below its KV cache as well.
 With -o NAME three files are written: NAME.json (the best deployment, an experiment), NAME.sqlite
-(every run) and NAME.html (a page of the runs). The same command then continues a stopped search.
+(every run) and NAME.html (a page of the answer). The same command then continues a stopped search.
 Without -o the answer is only printed. Exit 3 if no deployment meets the limits, with the nearest miss.)";
 
 // Adds options of what is served, and on what.

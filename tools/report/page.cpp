@@ -24,6 +24,7 @@ namespace {
 
 constexpr std::string_view slo_pointer = "/context/config/slo";
 constexpr std::size_t most_groups = 12;
+constexpr std::size_t most_of_one_axis = 35;  // that colours with symbols tell apart
 constexpr std::size_t most_comparisons = 12;
 constexpr std::size_t most_load_cells = 400'000;  // about 2 MB of page
 constexpr std::size_t most_details = 5'000;       // points with steps and config: some 10 MB
@@ -448,16 +449,25 @@ bool has_objectives(const StoredSweep& sweep) {
 
 namespace {
 
-// True if a number is the same in all points to 1 %, or in none.
+// True if a number is the same to 1 % in all points under equal loads, or in none.
 bool hardly_varies(const StoredSweep& sweep, std::string_view pointer) {
   constexpr double enough = .99;
-  std::vector<double> values;
+  std::map<std::vector<Json>, std::pair<double, double>> ranges;
   for (const StoredPoint& point : sweep.points) {
-    if (const auto value = report_number(point, std::string(pointer))) values.push_back(*value);
+    const auto value = report_number(point, std::string(pointer));
+    if (!value) continue;
+    std::vector<Json> load;
+    for (const Axis& axis : sweep.axes) {
+      const Json* set =
+          runs_along_a_curve(axis.pointer) ? setting_of(point, axis.pointer) : nullptr;
+      load.push_back(set == nullptr ? Json() : *set);
+    }
+    auto& [least, most] = ranges.try_emplace(std::move(load), *value, *value).first->second;
+    least = std::min(least, *value);
+    most = std::max(most, *value);
   }
-  if (values.empty()) return true;
-  const auto [least, most] = std::ranges::minmax(values);
-  return least >= enough * most;
+  return std::ranges::all_of(
+      ranges, [](const auto& range) { return range.second.first >= enough * range.second.second; });
 }
 
 }  // namespace
@@ -482,7 +492,7 @@ std::vector<std::string> default_groups(const StoredSweep& sweep) {
   for (const std::string& pointer : to_try) {
     if (count_groups(sweep, without(pointer)) == count_groups(sweep, by)) by = without(pointer);
   }
-  while (count_groups(sweep, by) > most_groups) {
+  while (count_groups(sweep, by) > (by.size() > 1 ? most_groups : most_of_one_axis)) {
     by = without(*std::max_element(by.begin(), by.end(), [&](const auto& a, const auto& b) {
       return count_groups(sweep, {a}) < count_groups(sweep, {b});
     }));

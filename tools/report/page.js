@@ -83,7 +83,7 @@ const follows = (c, from) => {
   return data.points.every(p => known.has(from.of(p)) ? known.get(from.of(p)) === c.of(p) : known.set(from.of(p), c.of(p)));
 };
 const telling = [...varying].reverse().reduce((kept, c) =>
-  !c.by && c.name !== 'seed' && kept.some(from => from !== c && from.name !== 'seed' && follows(c, from)) ? kept.filter(k => k !== c) : kept, varying);
+  !c.by && c.name !== 'seed' && kept.some(from => from !== c && from.name !== 'seed' && follows(c, from)) ? kept.filter(k => k !== c) : kept, all_columns.filter(c => varying.includes(c) || (data.answer && c.by)));
 const label_by = (columns, p) => {
   const set = columns.filter(c => c.of(p) !== 'unset');
   return (set.length ? set : columns).map(c => say(c.name, c.of(p))).join(' · ');
@@ -534,6 +534,13 @@ function best_within_limits() {
   return best && runs_of(best)[0];
 }
 
+// The point that reaches most of those that no other beats, of those in a steady state if there are any.
+function most_of_all() {
+  const steady = data.points.filter(p => !unsteady(p));
+  const best = best_of(frontier(over_seeds(steady.length ? steady : data.points), state.x, state.y));
+  return best ? runs_of(best)[0] : data.points[0];
+}
+
 // A ratio, with an arrow and a colour that say whether it is good; neither where that is not known.
 function ratio_cell(ratio, more_is_better, unsure = false, title = null) {
   if (ratio === null || ratio === undefined) return element('td', {}, '–');
@@ -569,7 +576,7 @@ function show_comparisons() {
   by_id('compare').hidden = !data.comparisons.length;
   const moves = m => data.comparisons.some(c => c.summary[m.name].wins + c.summary[m.name].losses > 0);
   const names = data.compared.filter(moves);
-  const unsure = s => s.within_noise || (s.wins > 0 && s.losses > 0 && by_chance(s.wins, s.losses) > 0.05);
+  const unsure = s => s.within_noise || (!s.interval && (Math.abs(s.ratio - 1) < 0.01 || (s.wins > 0 && s.losses > 0 && by_chance(s.wins, s.losses) > 0.05)));
   const title_of = c => `${c.candidate.startsWith(c.axis) ? '' : `${c.axis}: `}${c.candidate} over ${c.baseline}`;
   const summary = element('table', {},
     element('thead', {}, element('tr', {}, ['', ...names.map(m => m.label), 'pairs'].map((t, i) => element('th', { class: i ? '' : 'text' }, t)))),
@@ -580,7 +587,7 @@ function show_comparisons() {
     element('thead', {}, element('tr', {}, [...c.settings, ...names.map(m => m.label)].map((t, i) => element('th', { class: i < c.settings.length ? 'text' : '' }, t)))),
     element('tbody', {}, c.pairs.map(pair => element('tr', {}, pair.settings.map(s => element('td', { class: 'text' }, s)),
       names.map(m => ratio_cell(pair.ratios[m.name], m.more_is_better))))));
-  by_id('comparisons').replaceChildren(element('div', { class: 'scroll' }, summary), element('details', {}, element('summary', {}, 'Pair by pair'),
+  by_id('comparisons').replaceChildren(element('div', { class: 'scroll low' }, summary), element('details', {}, element('summary', {}, 'Pair by pair'),
     ...data.comparisons.flatMap(c => [
       element('h3', {}, title_of(c) + (c.pairs_left_out ? ` (${c.pairs_left_out} left out)` : '')),
       ...c.also.length ? [element('p', { class: 'hint' }, `The pairs differ in ${c.also.join(', ')} too.`)] : [],
@@ -592,7 +599,7 @@ function show_comparisons() {
 
 function draw_parts() {
   const kind = by_id('parts-kind').value, share = by_id('parts-unit').value === 'share';
-  const most = 16;
+  const most = 14;
   // Where all points miss a limit no frontier has any.
   const best = data.answer ? data.answer.rows.map(row => data.points.find(p => p.id === row.id)).filter(Boolean)
     : by_id('parts-points').value === 'all' ? [] : frontiers().flat();
@@ -626,7 +633,7 @@ function draw_parts() {
       name, type: 'bar', stack: 'step', barCategoryGap: '22%', itemStyle: { color: part_colours[name], borderColor: colour('--back'), borderWidth: 0.8 },
       data: points.map(p => share ? p.parts[kind][i] / total(p) : p.parts[kind][i]),
     })),
-  }, 60 + points.length * Math.max(22, 8 + 13 * Math.ceil(9 * longest / label_width)));
+  }, 60 + points.length * Math.max(22, 8 + 13 * Math.ceil((narrow ? 9 : 6.9) * longest / label_width)));
   by_id('parts-note').textContent = (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
     'Along the critical path: what the slowest GPU does between barriers. Hidden parts leave their bars.' +
     (some_have_pools ? ' Of points with pools these are steps of the decode pool, unless the prefill pool is chosen.' : '');
@@ -1007,7 +1014,7 @@ function start() {
   show_comparisons();
   show_unfinished();
   const asked = data.points.find(p => `#${p.id}` === location.hash);
-  state.selected = asked || data.points.find(p => p.id === data.chosen) || best_within_limits() || runs_of(best_of(frontier(over_seeds(data.points), state.x, state.y)) || data.points[0])[0];
+  state.selected = asked || data.points.find(p => p.id === data.chosen) || best_within_limits() || most_of_all();
   show_point();
   show_points();
   draw_all();

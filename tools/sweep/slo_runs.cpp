@@ -169,7 +169,6 @@ std::vector<Trial> SloRuns::keep(std::span<const TunePoint> points, std::span<Ou
 void SloRuns::write_into(SloResult& result) const {
   for (const TuneResult::Found& found : result.search.found) result.found.push_back(of(found));
   if (result.search.nearest) result.nearest.push_back(of(*result.search.nearest));
-  result.best_report = best_report_;
   result.resumed = resumed_;
 }
 
@@ -208,12 +207,7 @@ Trial SloRuns::note(TunePoint point, Outcome& outcome) {
   StoreRow& row = outcome.row;
   const Json report = row.report.empty() ? Json() : Json::parse(row.report);
   const Trial trial = trial_of(search_.places[point.place], report, rate, search_);
-  // The best run keeps its whole report, the many others only what is printed.
-  if (trial.meets && trial.goodput > best_goodput_) {
-    best_goodput_ = trial.goodput;
-    best_report_ = std::move(row.report);
-  }
-  Json kept;
+  Json kept;  // what is printed
   for (const char* key : {"metrics", "energy", "measurement", "breakdown", "sessions", "turns"}) {
     if (report.contains(key)) kept[key] = report.at(key);
   }

@@ -94,8 +94,6 @@ class SloRuns {
   std::set<std::string> traced_;             // gatings and seeds whose traces are made
   std::map<TunePoint, StoreRow> runs_;
   std::size_t done_ = 0, resumed_ = 0;
-  double best_goodput_ = 0;
-  std::string best_report_;
 };
 
 }  // namespace moesim

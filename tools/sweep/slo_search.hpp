@@ -98,7 +98,6 @@ struct SloRun {
 struct SloResult {
   std::vector<SloRun> found;    ///< the best of each place, best first
   std::vector<SloRun> nearest;  ///< one, where none met the SLO
-  std::string best_report;      ///< of the best run found, whole
   TuneResult search;
   std::vector<std::optional<TuneBound>> bounds;  ///< of each place; nothing where it cannot be run
   std::size_t resumed = 0;                       ///< runs that the store held

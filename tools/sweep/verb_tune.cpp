@@ -4,11 +4,13 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "sim/report/metric_catalogue.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/launch.hpp"
 #include "tools/cli/named_files.hpp"
@@ -181,36 +183,38 @@ std::string effort_text(const SloResult& result, std::size_t points) {
   return wrapped(text) + "\n";
 }
 
-// Number of combinations that tie with the best: the same load, and shares within the limits no
-// further apart than two standard errors. Names the one with most left to the limits.
-std::string tie_text(const std::vector<SloRun>& found) {
-  const SloRun& best = found.front();
+// Puts the combinations that tie with the best first, those with most left to the limits ahead, and
+// returns their number. They sustain the same load, and their shares within the limits are no
+// further apart than 1 % and than two standard errors.
+std::size_t order_ties(std::vector<SloRun>& found) {
+  const SloRun best = found.front();
   const Json* completed = find_value(best.report, "/metrics/completed");
-  if (completed == nullptr || completed->get<double>() <= 0) return "";
+  if (completed == nullptr || completed->get<double>() <= 0) return 1;
+  constexpr double errors = 2, hundredth = .01;
   const double met = best.trial.attainment;
-  const double error = std::sqrt(2 * met * (1 - met) / completed->get<double>());
-  std::size_t ties = 0, widest = 0;
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    if (found[i].rate != best.rate || std::abs(found[i].trial.attainment - met) > 2 * error)
-      continue;
-    ++ties;
-    if (found[i].trial.excess < found[widest].trial.excess) widest = i;
-  }
-  if (ties < 2) return "";
-  return wrapped(
-             fmt::format("{} tie at {}: the shares within the limits differ by no more than two "
-                         "standard errors. Row {} has the most left to the limits",
-                         ties, best.rate, widest + 1)) +
-         "\n";
+  const double noise =
+      std::min(errors * std::sqrt(2 * met * (1 - met) / completed->get<double>()), hundredth);
+  const auto others = std::ranges::stable_partition(found, [&](const SloRun& run) {
+    return run.rate == best.rate && std::abs(run.trial.attainment - met) <= noise &&
+           run.trial.goodput >= (1 - hundredth) * best.trial.goodput;
+  });
+  const std::span<SloRun> ties(found.begin(), others.begin());
+  std::ranges::stable_sort(ties, {}, [](const SloRun& run) { return run.trial.excess; });
+  return ties.size();
 }
 
-std::string found_text(const SloResult& result, const Sweep& sweep, const std::vector<Axis>& axes) {
+std::string found_text(const SloResult& result, std::size_t ties, const Sweep& sweep,
+                       const std::vector<Axis>& axes) {
   constexpr std::size_t rows = 5;
-  return fmt::format(
-      "{}\n{}best: {}; {}, met by {}\n{}\n{}\n", table_of(result.found, axes, rows),
-      tie_text(result.found), result.found.front().rate, latencies_text(result.found.front()),
-      percent(result.found.front().trial.attainment), effort_text(result, sweep.points.size()),
-      command_of(result.found.front(), sweep));
+  const SloRun& first = result.found.front();
+  const std::string tied =
+      ties < 2 ? "best"
+               : fmt::format("{} tie at {}, in the order of what is left to the limits; the first",
+                             ties, first.rate);
+  return fmt::format("{}\n{}\n{}\n{}\n", table_of(result.found, axes, rows),
+                     wrapped(fmt::format("{}: {}; {}, met by {}", tied, first.rate,
+                                         latencies_text(first), percent(first.trial.attainment))),
+                     effort_text(result, sweep.points.size()), command_of(first, sweep));
 }
 
 // A state, and what to do about it.
@@ -278,17 +282,21 @@ int run(const TuneOptions& options) {
     bounds.finish();
     progress.update(static_cast<std::int64_t>(runs), 0);
   };
-  const SloResult result = search_slo(search, traces, remarks, hooks);
+  SloResult result = search_slo(search, traces, remarks, hooks);
   progress.finish();
   if (result.resumed > 0) spdlog::info("{} of the runs were done before", result.resumed);
   if (result.search.stopped) return say_stopped(result, options);
   if (result.found.empty()) return say_missed(result, options, sweep);
-  if (!options.report.empty()) {
-    write_file(options.report, Json::parse(result.best_report).dump(1) + "\n");
-  }
+  const std::size_t ties = order_ties(result.found);
   const SloRun& best = result.found.front();
-  print(options.json ? to_json(result, sweep.points.size()).dump(1) + "\n"
-                     : found_text(result, sweep, axes) + trust_line(best.report, best.config));
+  if (!options.report.empty()) {
+    // The search keeps of its runs what is printed.
+    const Experiment again = load_experiment(ConfigNode(best.config, sweep.base_file), traces);
+    write_file(options.report, moesim::run(again).document().dump(1) + "\n");
+  }
+  print(options.json
+            ? to_json(result, sweep.points.size()).dump(1) + "\n"
+            : found_text(result, ties, sweep, axes) + trust_line(best.report, best.config));
   if (!options.launch.empty())
     print("\n" + launch_text(options.launch, read_spec({best.config, sweep.base_file})));
   return 0;

@@ -322,21 +322,22 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
     ++drawn;
   }
   // All panels share the legend below them, and the range of both axes.
-  constexpr int key_columns = 2, line_height = 21, panel_height = 600;
+  constexpr int line_height = 21, panel_height = 600;
   constexpr double smallest_panel = .6;
   const int columns = std::max(1, static_cast<int>(std::ceil(std::sqrt(drawn))));
   const int lines = std::max(1, (drawn + columns - 1) / columns);
+  const std::size_t key_lines = (policies + 1) / 2;
   const double height = panel_height * std::max(1.0, smallest_panel * lines);
-  const double bottom = (line_height * (3 + std::ceil(double(policies) / key_columns))) / height;
+  const double bottom = line_height * double(key_lines + 3) / height;
   const std::string script = fmt::format(
       "set terminal {}\nset grid linecolor '#CCCCCC'\nset border 3\nset tics nomirror\n"
-      "set key at screen .5,.005 center bottom vertical maxcols {} Left reverse\n"
+      "set key at screen .5,.005 center bottom vertical maxrows {} Left reverse\n"
       "stats ARG1 using 1:2 nooutput\nset yrange [STATS_min_y:STATS_max_y]\n"
       "set xrange [STATS_min_x:STATS_max_x]\n"
       "set logscale x 2\nset xlabel ARG2\nset ylabel ARG3\n"
       "set multiplot layout {},{} margins screen .08,.98,{:.3f},.94 spacing screen .07,.12\n"
       "{}unset multiplot\n",
-      plot_terminal(file, columns, lines), key_columns, lines, columns, bottom, panels);
+      plot_terminal(file, columns, lines), key_lines, lines, columns, bottom, panels);
   write_file(file,
              run_gnuplot(script, data,
                          {"x = tokens * k / experts",
