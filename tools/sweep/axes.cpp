@@ -169,7 +169,7 @@ std::map<Json, std::string> texts_apart(const std::set<Json>& values, std::strin
     if (value.is_null()) {
       text = pools ? "no pools" : "unset";
     } else if (pools) {
-      text = pools_text(rest);
+      text = objects.size() > 1 ? pools_text(rest) : "";
       text = text.empty() ? "pools" : "pools: " + text;
     } else {
       text = setting_text(rest);
