@@ -126,6 +126,7 @@ def contract():
         refused(lambda: moesim.replay(trace=trace, gpus=8, batches=2, placement={"type": Broken, "how": how}), said)
     refused(lambda: moesim.run(with_(request_routing={"type": Broken, "how": "rank"})), "there is no rank 99 to route to; one of: 0, 1, 2, 3")
     refused(lambda: moesim.run(with_(modle=1)), "modle", place="config:/")
+    refused(lambda: moesim.run(with_(seed=float("nan"))), "not JSON compliant", place="config")
     refused(lambda: moesim.run("nowhere.json"), "nowhere.json")
     refused(lambda: moesim.run(with_(), sed=1), "--sed")
     # Behind a dispatch that does not tell the group's counts, as in C++.

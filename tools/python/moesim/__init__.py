@@ -10,9 +10,7 @@ Functions take the options of the verb of their name (`moesim run --help`), with
 with (what, done, in all) as work goes on. A policy can be a class of Python, in a config and as an option.
 """
 import functools
-import hashlib
 import importlib.util
-import inspect
 import io
 import json
 import os
@@ -20,6 +18,7 @@ import signal
 import sqlite3
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 from .bin import _moesim
@@ -193,7 +192,10 @@ def _json(value, config):
             return value.tolist()
         raise Error(f"config: {value!r} cannot be written as JSON")
 
-    return json.dumps(value, default=plain, allow_nan=False)
+    try:
+        return json.dumps(value, default=plain, allow_nan=False)
+    except ValueError as error:
+        raise Error(f"config: {error}") from error
 
 
 def _word(value):
@@ -209,24 +211,26 @@ _loaded = {}  # modules of files, by the file and the time of its last change
 
 
 def _name_of(policy, absolute=False):
-    try:
-        file = inspect.getfile(policy)
-        file = os.path.abspath(file) if absolute else os.path.relpath(file)
-    except (TypeError, OSError):  # of an interactive session: a store must tell its versions apart
+    file = getattr(sys.modules.get(policy.__module__), "__file__", None)
+    if file is None:  # of an interactive session: a store must tell its versions apart
         file = f"{policy.__module__}-{_fingerprint(policy)}.py"
+    else:
+        file = os.path.abspath(file) if absolute else os.path.relpath(file)
     name = f"{file}:{policy.__qualname__}"
     _given[name] = policy
     return name
 
 
 def _fingerprint(policy):
-    digest = hashlib.sha256()
-    codes = [member.__code__ for member in vars(policy).values() if inspect.isfunction(member)]
+    codes = [member.__code__ for member in vars(policy).values() if hasattr(member, "__code__")]
+    print_of_all = 0
     for code in codes:  # grows by what is nested
-        nested = [constant for constant in code.co_consts if inspect.iscode(constant)]
+        nested = [constant for constant in code.co_consts if hasattr(constant, "co_code")]
         codes += nested
-        digest.update(repr((code.co_code, code.co_names, [c for c in code.co_consts if c not in nested])).encode())
-    return digest.hexdigest()[:8]
+        text = repr((code.co_code, code.co_names, [c for c in code.co_consts if c not in nested]))
+        print_of_all = zlib.crc32(text.encode(), print_of_all)
+    values = {name: getattr(value, "__defaults__", value) for name, value in vars(policy).items() if name[:2] != "__" or callable(value)}
+    return f"{zlib.crc32(repr(values).encode(), print_of_all):08x}"
 
 
 def _class_of(name, file):
