@@ -236,10 +236,10 @@ std::size_t cells_of(const OrderedJson& loads) {
   return cells;
 }
 
-// Where a run tells sessions one by one: "over_time", a row for each part of the run with begin and
-// end in s, prompt tokens, those from HBM and those from tiers; and "slowest", of each session its
-// number, begin and end, and a row for each turn: agent, turn, when it was sent, when its load from
-// a tier, its prefill and its decode began and when that ended, prompt and output tokens.
+// Sessions where a run tells them one by one. "over_time" has a row for each part of the run: begin
+// and end in s, prompt tokens, those from HBM and from tiers. "slowest" has each session's number,
+// begin and end, and a row for each turn: agent, turn, when it was sent. Then come the begins of
+// its load from a tier, its prefill and its decode, its end, prompt and output tokens.
 OrderedJson sessions_of(const StoredPoint& point) {
   OrderedJson sessions = OrderedJson::object();
   const Json* slowest = find_value(point.report, "/sessions/slowest");

@@ -9,10 +9,10 @@
 
 namespace moesim {
 
-/// What tells the curves of a chart apart when none is asked for: the axes whose values differ, but
-/// not those along which one curve runs (load, batch limits, parallel plan, seed), nor those that
-/// others imply, e.g. a dispatch that goes with a routing policy. While several axes make more
-/// groups than a reader tells apart, the one with the most values is left out.
+/// Axes that tell the curves of a chart apart when none is asked for: those whose values differ.
+/// Left out are those along which one curve runs (load, batch limits, parallel plan, seed). So are
+/// those that others imply, e.g. a dispatch that goes with a routing policy. While that makes more
+/// groups than a reader tells apart, the axis with the most values is left out.
 std::vector<std::string> default_groups(const StoredSweep&);
 
 struct PageOptions {
