@@ -203,7 +203,7 @@ std::string figures_text(const Report& before, const Report& after) {
              : fmt::format("no figure changes; the state is {}\n", after.measurement.state);
 }
 
-// What a mean step of one kind spends on a part, in ms.
+// Time that a mean step of one kind spends on a part, in ms.
 struct PartChange {
   std::string part;
   double before = 0, after = 0;
