@@ -13,6 +13,7 @@
 #include "sim/engines/serving_engine.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
+#include "tools/cli/duration.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/remarks.hpp"
@@ -20,7 +21,6 @@
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/run/outage_text.hpp"
-#include "tools/sweep/session_options.hpp"
 
 namespace moesim {
 

@@ -1,30 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
 
+#include "tools/cli/duration.hpp"
 #include "tools/sweep/slo_search.hpp"
 
 namespace moesim {
-
-/// A time above 0 that an option gives, "1s" as well as "1 s", as a config has it: "1 s". Throws
-/// ConfigError.
-inline std::string duration_of(const std::string& option, std::string text) {
-  const std::size_t unit = text.find_first_not_of("0123456789.");
-  if (unit != std::string::npos && unit > 0 && text[unit] != ' ') text.insert(unit, " ");
-  double seconds = 0;
-  try {
-    seconds = parse_quantity<Seconds>(text).count();
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", option, error.what()));
-  }
-  if (seconds <= 0)
-    throw ConfigError(fmt::format("{}: {} is out of range; expected more than 0", option, text));
-  return text;
-}
 
 /// The options that limit sessions.
 struct SessionOptions {
