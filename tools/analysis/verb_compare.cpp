@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <memory>
 
 #include <spdlog/spdlog.h>
@@ -37,8 +38,22 @@ const StoredPoint& best_of_all(const BestChoice& choice) {
   return *best->points.front();
 }
 
+// A metric by its name, p99_ttft_ms, is less or more as it is better; a pointer is as asked.
+void settle_metric(CompareOptions& options) {
+  if (options.metric.starts_with('/')) return;
+  const auto row = std::ranges::find(metric_catalogue, options.metric, &Metric::name);
+  if (row == metric_catalogue.end())
+    throw ConfigError(
+        fmt::format("--metric {}: no metric has this name; give one of `moesim keys report` by its "
+                    "pointer, as /metrics/p99_ttft_ms",
+                    options.metric));
+  options.lower = options.lower || row->key().better == Better::less;
+  options.metric = row->pointer;
+}
+
 // Prints what each value of the axis gains and costs.
-int run_best(const CompareOptions& options) {
+int run_best(CompareOptions options) {
+  settle_metric(options);
   const Store store = Store::open(options.store);
   std::vector<std::string> pointers = best_pointers();
   pointers.insert(pointers.end(), {options.best, options.metric});
@@ -119,7 +134,7 @@ Action setup_compare(CLI::App& command) {
     best->excludes(command.get_option(pairs));
   command
       .add_option("--metric", options->metric,
-                  "--best: quantity to maximise, a pointer into the report")
+                  "--best: quantity to maximise, a pointer into the report, or a metric's name")
       ->capture_default_str()
       ->needs(best);
   command.add_flag("--lower", options->lower, "--best: minimise the metric instead")->needs(best);
