@@ -188,7 +188,11 @@ int run_verb(const Program& program, std::vector<char*> words) {
     const std::string verb = first.starts_with('-') ? "" : fmt::format(" {}", first);
     throw ConfigError(fmt::format("{} (see {}{} --help)", error.what(), program.name, verb));
   }
-  return action();
+  try {
+    return action();
+  } catch (const ConfigError& error) {
+    throw ConfigError(said_of_options(error.what()));
+  }
 }
 
 int run_command_line(const Program& program, int argc, char** argv) {
@@ -218,7 +222,7 @@ int run_command_line(const Program& program, int argc, char** argv) {
     }
     return code;
   } catch (const ConfigError& error) {
-    fmt::print(stderr, "{}: {}\n", program.name, visible(one_line(said_of_options(error.what()))));
+    fmt::print(stderr, "{}: {}\n", program.name, visible(one_line(error.what())));
     return 2;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "{}: not enough memory for an input or a run of this size\n", program.name);
