@@ -89,6 +89,8 @@ struct LaunchForm {
   /// Command that joins several servers; empty with a note where nothing does.
   std::string (*router)(const Fleet&, Notes&) = nullptr;
   BenchCommand benchmark{};
+  std::string_view image{};       ///< of containers; without a tag
+  std::string_view tag_before{};  ///< what the tags of releases have before the version: "v"
   /// Way to start attention and experts on GPUs of their own; empty: nothing does.
   std::string_view afd{};
   /// Way to make decode servers copy replies to where prefill finds them; empty: nothing does.

@@ -299,6 +299,10 @@ std::string server_text(const LaunchForm& form, const Server& server, const std:
                                                         : command.text() + "\n";
 }
 
+std::string options_text(const OptionsFile& file) {
+  return fmt::format("cat >{} <<'YAML'\n{}YAML\n", file.name, file.text);
+}
+
 std::string servers_text(const LaunchForm& form, const Fleet& fleet, const std::string& weights,
                          Notes& notes) {
   std::string text, written;  // the options that stand in a file already
@@ -306,8 +310,7 @@ std::string servers_text(const LaunchForm& form, const Fleet& fleet, const std::
     text += heading(server, fleet.nodes);
     if (form.options != nullptr) {
       const OptionsFile file = form.options(server);
-      if (file.name != written)
-        text += fmt::format("cat >{} <<'YAML'\n{}YAML\n", file.name, file.text);
+      if (file.name != written) text += options_text(file);
       written = file.name;
     }
     text += server_text(form, server, weights);
@@ -320,6 +323,55 @@ std::string servers_text(const LaunchForm& form, const Fleet& fleet, const std::
         "ports\n",
         fleet.left_out);
   return text;
+}
+
+// "decode-1", also the host of its Service.
+std::string name_of(const Server& server) {
+  return fmt::format("{}-{}", server.role.empty() ? "server" : server.role, server.number);
+}
+
+// Options and command of a server, without the shell's first lines.
+std::string commands_of(const LaunchForm& form, const Server& server, const std::string& weights) {
+  const std::string options = form.options == nullptr ? "" : options_text(form.options(server));
+  return options + server_text(form, server, weights);
+}
+
+// A pod, which has its GPUs alone, and a name for it. Others reach the pod before it is ready.
+Json manifest_of(const LaunchForm& form, Server server, std::string_view version,
+                 const std::string& weights, const std::string& addresses) {
+  const std::string name = name_of(server);
+  server.gpus_per_node = server.gpus();
+  server.first_gpu = 0;
+  server.node = server.number;
+  const std::string tag = version.empty() ? "" : fmt::format(":{}{}", form.tag_before, version);
+  const Json labels{{"app", name}};
+  const Json container{
+      {"name", "server"},
+      {"image", fmt::format("{}{}", form.image, tag)},
+      {"command", {"bash", "-ec", addresses + commands_of(form, server, weights)}},
+      {"ports", {{{"containerPort", server.port()}}}},
+      {"resources", {{"limits", {{"nvidia.com/gpu", std::to_string(server.gpus())}}}}},
+      {"readinessProbe",
+       {{"httpGet", {{"path", "/health"}, {"port", server.port()}}}, {"periodSeconds", 10}}},
+      {"volumeMounts", {{{"name", "shm"}, {"mountPath", "/dev/shm"}}}}};
+  const Json pod{{"containers", {container}},
+                 {"volumes", {{{"name", "shm"}, {"emptyDir", {{"medium", "Memory"}}}}}}};
+  const Json deployment{{"apiVersion", "apps/v1"},
+                        {"kind", "Deployment"},
+                        {"metadata", {{"name", name}, {"labels", labels}}},
+                        {"spec",
+                         {{"replicas", 1},
+                          {"selector", {{"matchLabels", labels}}},
+                          {"template", {{"metadata", {{"labels", labels}}}, {"spec", pod}}}}}};
+  const Json service{{"apiVersion", "v1"},
+                     {"kind", "Service"},
+                     {"metadata", {{"name", name}}},
+                     {"spec",
+                      {{"clusterIP", "None"},
+                       {"publishNotReadyAddresses", true},
+                       {"selector", labels},
+                       {"ports", {{{"name", "http"}, {"port", server.port()}}}}}}};
+  return {{"apiVersion", "v1"}, {"kind", "List"}, {"items", {deployment, service}}};
 }
 
 // In lines of a shell's comment, all but the first indented.
@@ -366,6 +418,40 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
   notes.erase(std::unique(notes.begin(), notes.end()), notes.end());
   for (const std::string& note : notes) text += comment("not in these commands: " + note);
   return text;
+}
+
+std::vector<LaunchFile> launch_files(const std::string& engine, const ExperimentSpec& spec) {
+  const ServingEngine* row = find_engine(engine);
+  check(row != nullptr, "no engine of this name");
+  const LaunchForm& form = row->launch;
+  const PoolSpec& decode = spec.pools.back();
+  const Fleet fleet = fleet_of(spec);
+  const std::string path = shell_path(weights_of(decode).path);
+  const std::size_t space = decode.engine.find(' ');
+  const bool versioned = fleet.servers.back().engine == engine && space != std::string::npos;
+  const std::string version = versioned ? decode.engine.substr(space + 1) : "";
+  std::string script = "#!/usr/bin/env bash\nset -eu\n", pods;
+  for (int node = 0; node < fleet.nodes; ++node) {
+    const std::string usual = fleet.nodes == 1 ? "127.0.0.1" : fmt::format("node{}", node);
+    script += fmt::format(": \"${{NODE{0}:={1}}}\"  # the address of node {0}\n", node, usual);
+  }
+  for (const Server& server : fleet.servers)
+    pods += fmt::format("NODE{}={}\n", server.number, name_of(server));
+  std::vector<LaunchFile> files{{"commands.txt", launch_text(engine, spec)}};
+  Notes said;  // commands.txt has them
+  for (const Server& server : fleet.servers) {
+    if (server.nodes() > 1) continue;  // commands.txt has its commands, one for each node
+    const std::string name = name_of(server);
+    files.push_back({name + ".sh", script + commands_of(form, server, path)});
+    files.push_back(
+        {name + ".json", manifest_of(form, server, version, path, pods).dump(1) + "\n"});
+  }
+  if (fleet.servers.size() > 1) {
+    if (const std::string router = form.router(fleet, said); !router.empty())
+      files.push_back({"router.sh", script + router});
+  }
+  files.push_back({"benchmark.sh", script + benchmark(form.benchmark, decode, path, said) + "\n"});
+  return files;
 }
 
 }  // namespace moesim

@@ -19,6 +19,16 @@ namespace moesim {
 /// name with hidden characters.
 std::string launch_text(const std::string& engine, const ExperimentSpec&);
 
+/// A file of a deployment.
+struct LaunchFile {
+  std::string name, text;
+};
+
+/// Files with these commands: all of them, and a script for each server of one node, for the router
+/// and for the benchmark. Each of these servers has a manifest of Kubernetes too, in JSON: a
+/// Deployment, and the Service by which others find the server.
+std::vector<LaunchFile> launch_files(const std::string& engine, const ExperimentSpec&);
+
 /// The option --launch. Verbs with a result of their own print the commands behind it.
 inline void add_launch_option(CLI::App& command, std::string& engine) {
   const std::vector<std::string> names(engine_names().begin(), engine_names().end());

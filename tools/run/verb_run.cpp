@@ -40,7 +40,7 @@ namespace {
 
 struct RunOptions {
   ExperimentOptions experiment;
-  std::string report, profile, requests, steps, fpm, timeline, events, launch;
+  std::string report, profile, requests, steps, fpm, timeline, events, launch, launch_to;
   std::int64_t unfolded_step = 0;
   bool json = false, intervals = false, launch_only = false;
   int threads = 0;
@@ -667,6 +667,21 @@ void log_speed(const Report& report, const OrderedJson& profile, double seconds)
                profile["steps_per_s"].get<double>(), ids);
 }
 
+// Prints or writes the commands alone.
+int say_launch(const RunOptions& options, const ConfigNode& config) {
+  const ExperimentSpec spec = read_spec(config);
+  if (options.launch_only) print(launch_text(options.launch, spec));
+  if (options.launch_to.empty()) return 0;
+  const std::filesystem::path folder = options.launch_to;
+  std::string names;
+  for (const LaunchFile& file : launch_files(options.launch, spec)) {
+    write_file(folder / file.name, file.text);
+    names += " " + file.name;
+  }
+  print(wrapped(fmt::format("written into {}:{}", folder.string(), names), 100, 2) + "\n");
+  return 0;
+}
+
 int run_experiment(const RunOptions& options) {
   const auto threads = static_cast<std::size_t>(
       options.threads > 0 ? options.threads
@@ -687,10 +702,7 @@ int run_experiment(const RunOptions& options) {
   if (is_shared(config)) return run_deployments(options, config);
   TraceLibrary traces;
   Remarks remarks;
-  if (options.launch_only) {
-    print(launch_text(options.launch, read_spec(config)));
-    return 0;
-  }
+  if (options.launch_only || !options.launch_to.empty()) return say_launch(options, config);
   const Experiment experiment = remarks.say_of(load_experiment(config, traces));
   RunFiles files(options, experiment);
   const auto start = std::chrono::steady_clock::now();
@@ -737,6 +749,11 @@ Action setup_run(CLI::App& command) {
   command
       .add_flag("--launch-only", options->launch_only,
                 "print the commands of --launch alone, and simulate nothing")
+      ->needs("--launch");
+  command
+      .add_option("--launch-to", options->launch_to,
+                  "write the commands of --launch into this folder, and simulate nothing: a script "
+                  "and a Kubernetes manifest for each server, router and benchmark")
       ->needs("--launch");
   command.add_option("--threads", options->threads, "threads to use (default: all cores)")
       ->check(at_least_one());

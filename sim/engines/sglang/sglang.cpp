@@ -271,6 +271,8 @@ ServingEngine sglang_engine() {
                      .benchmark = {.program =
                                        "python3 -m sglang.bench_serving --backend sglang --model ",
                                    .range = BenchCommand::up_to},
+                     .image = "lmsysorg/sglang",
+                     .tag_before = "v",
                      // The flag is refused without a storage, which has flags of its own.
                      .decode_offload =
                          "give decode servers --disaggregation-decode-enable-offload-kvcache and a "

@@ -191,7 +191,8 @@ ServingEngine trtllm_engine() {
                  .benchmark = {.program = "python3 -m tensorrt_llm.serve.scripts.benchmark_serving "
                                           "--backend openai --model ",
                                .random_ids = "--random-ids",
-                               .to_the_end = "--ignore-eos"}},
+                               .to_the_end = "--ignore-eos"},
+                 .image = "nvcr.io/nvidia/tensorrt-llm/release"},
       .images = images,
       .carried = carried};
 }

@@ -258,6 +258,8 @@ ServingEngine vllm_engine() {
                      // benchmarks/serve.py@009e6d4
                      .benchmark = {.program = "vllm bench serve --model ",
                                    .to_the_end = "--ignore-eos"},
+                     .image = "vllm/vllm-openai",
+                     .tag_before = "v",
                      // afd-plugin for vLLM 0.26, November 2026
                      .afd = "vLLM needs the afd-plugin, whose roles are attention and ffn (vLLM "
                             "0.26, two micro-batches)",
