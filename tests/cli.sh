@@ -475,10 +475,41 @@ refuses "what-if --engine, a scheduler by its name alone" '/scheduling: "max_num
 ! grep -q 'SLO' "$work/out" || fail "what-if: a share within limits where there are none"
 "$moesim" what-if "$work/good.json" --set /placement=null --json 2>/dev/null | grep -q '"op": "remove"' || fail "what-if does not take a key away"
 refuses "a key that is not there taken away" 'no such key to take away' what-if "$work/good.json" --set /overlap=null
-"$moesim" what-if "$work/good.json" --set /fidelity=sampled --fail gpu=1,at=100ms,for=100ms >"$work/out" 2>"$work/err" || fail "what-if --fail: $(cat "$work/err")"
-grep -q '^GPU 1.* stopped at 0.100 s, back at 0.200 s' "$work/out" || fail "what-if --fail: $(cat "$work/out")"
+sed 's/"seed": 1/"fidelity": "sampled", "seed": 1/' "$work/good.json" >"$work/sampled.json"
+"$moesim" what-if "$work/sampled.json" --fail gpu=1,at=100ms,for=100ms >"$work/out" 2>"$work/err" || fail "what-if --fail: $(cat "$work/err")"
+grep -q '^GPU 1.* stopped at 0.100 s, back at 0.20' "$work/out" || fail "what-if --fail: $(cat "$work/out")"
 refuses "a failure without a time" '--fail gpu=1: the time from the start of the run is missing' what-if "$work/good.json" --fail gpu=1
 refuses "a failure of nothing" '--fail at=1s: what stops is missing' what-if "$work/good.json" --fail at=1s
+
+# Commands alone, and as files: scripts that a shell reads, manifests with what Kubernetes' API asks for.
+run --launch vllm --launch-only >"$work/out" 2>/dev/null || fail "run --launch-only"
+grep -q '^vllm serve' "$work/out" && ! grep -q '^throughput' "$work/out" || fail "--launch-only: $(cat "$work/out")"
+run --launch vllm --launch-to "$work/deploy" --set '/parallel={"dp":4,"ep":4}' --set /instances=2 >"$work/out" 2>/dev/null || fail "run --launch-to"
+for script in server-0 server-1 router benchmark; do bash -n "$work/deploy/$script.sh" || fail "--launch-to: $script.sh"; done
+python3 - "$work/deploy" <<'PY' || fail "--launch-to: manifests"
+import json, pathlib, re, sys
+ports = set()
+for file in sorted(pathlib.Path(sys.argv[1]).glob("*.json")):
+    manifest = json.loads(file.read_text())
+    assert (manifest["apiVersion"], manifest["kind"]) == ("v1", "List")
+    deployment, service = manifest["items"]
+    assert (deployment["apiVersion"], deployment["kind"]) == ("apps/v1", "Deployment")
+    pod = deployment["spec"]["template"]
+    labels = deployment["spec"]["selector"]["matchLabels"]
+    assert labels == pod["metadata"]["labels"] == service["spec"]["selector"]
+    (container,) = pod["spec"]["containers"]
+    for name in (container["name"], deployment["metadata"]["name"], service["metadata"]["name"]):
+        assert re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
+    assert service["metadata"]["name"] == deployment["metadata"]["name"] == file.stem
+    assert container["image"] == "vllm/vllm-openai" and container["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    shell, flag, script = container["command"]
+    assert "CUDA_VISIBLE_DEVICES" not in script and "NODE1=server-1\n" in script
+    port = container["ports"][0]["containerPort"]
+    assert f"--port {port}" in script and service["spec"]["ports"][0]["port"] == port
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["spec"]["volumes"]}
+    ports.add(port)
+assert len(ports) == 2
+PY
 
 # A model is no experiment, and the message names what takes one.
 refuses "a model for an experiment" 'this is a model, not an experiment; run, explain and check take --model' check models/zoo/olmoe_1b_7b.json
