@@ -454,7 +454,9 @@ TEST_CASE("the KV cache is as the files say, whichever of them does") {
     if (config_json != nullptr) model["quantization_config"] = Json::parse(config_json);
     const auto file = folder.write("config.json", model.dump());
     folder.write("hf_quant_config.json", beside == nullptr ? "{}" : beside);
-    return *stored_in(ConfigNode::from_file(file));
+    const auto found = *stored_in(ConfigNode::from_file(file));
+    if (!found.unknown.empty()) throw ConfigError(found.unknown);
+    return found;
   };
   const auto named = [&](const char* algo) {
     return kv_cache(nullptr, (std::string(R"({"quantization": {"quant_algo": "FP8",
