@@ -76,7 +76,7 @@ std::span<const Key> workload_keys() {
        "requests that follow each other"},
       {"requests", form::integer(1, 1e9), unset("all of the trace"), "number of requests"},
       {"gating", gating, unset("the preset of the model's family; none for a dense model"),
-       "which experts tokens choose; a bare text may be a preset (moesim list presets)"},
+       "which experts tokens choose; or a preset (moesim list presets)"},
       {"prefill_gating", gating, unset("gating"), "which experts prompt tokens choose"},
       {"binding", form::typed_object(binding_keys), "random", "which recording a request replays"},
       {"classes", form::list(request_class), unset("none: one kind"),
@@ -132,8 +132,7 @@ std::span<const Key> experiment_keys() {
        "cluster of the experts' GPUs with ffn_gpus (AFD), if another"},
       {"precision", form::object(precision_keys).or_a(form::text),
        unset("as the model's files say"),
-       "precision of weights, KV cache, activations; a bare text is of weights: \"fp8\", or "
-       "\"nvfp4/fp8\", of experts and of all others"},
+       "precision of all parts; or a text of weights: \"fp8\", \"nvfp4/fp8\""},
       {"scheduling", form::policy("scheduling"), required,
        "what a step computes, unless an \"engine\" says it"},
       {"prefill_alignment", form::policy("prefill_alignment", prefill_alignment_keys),
