@@ -251,10 +251,9 @@ std::span<const Key> observed_gating_keys() {
       row_keys[1],
       row_keys[2],
       row_keys[3],
-      {"active_experts", form::list(point), unset("by balancedness"),
-       "experts that batches activate"},
-      {"balancedness", form::number(.01, 1), unset("by active_experts"),
-       "mean over max of tokens on GPUs, as vLLM and SGLang log it"},
+      {"active_experts", form::list(point), unset("none"), "experts that batches activate"},
+      {"balancedness", form::number(.01, 1), required,
+       "mean over max of tokens on GPUs, as logged; or active_experts"},
       {"gpus", form::integer(2, 1024), "8", "GPUs of the logged EP group, without replicas"},
       {"tokens", form::integer(1, 16384), "1024", "tokens of a logged step, over all GPUs"}};
   return keys;
