@@ -71,11 +71,13 @@ def main():
             for more in ([], ["--sure"]):
                 answer = json.loads(moesim_run(moesim, "tune", str(file), "--json", *more).stdout)
                 answers.append(answer)
-                goodput = answer.get("goodput", 0)
-                if goodput < best * (1 - 1e-12) and (more or answer["taken_to_miss"] == 0):
+                # Of points that tie, within 1 %, the first has the most left to the limits.
+                first_of_ties = answer.get("goodput", 0)
+                goodput = max([first_of_ties] + [other["goodput"] for other in answer["runners_up"]])
+                if min(goodput, first_of_ties / .99) < best * (1 - 1e-12) and (more or answer["taken_to_miss"] == 0):
                     sys.exit(f"FAILED: seed {seed}{' --sure' if more else ''}: {goodput} of {best} requests/s, "
                              f"and it says that no point is better")
-            if answers[0].get("goodput", 0) >= best * (1 - 1e-12):
+            if answers[0].get("goodput", 0) >= best * .99:
                 found += 1
             else:
                 said.append((seed, answers[0].get("goodput", 0), best))

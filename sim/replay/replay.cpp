@@ -613,11 +613,11 @@ std::string leave_out_large_batches(const RoutingTrace& trace, ReplayConfig& con
     for (const TraceRequest& request : usable.requests)
       most = std::max<std::int64_t>(most, request.num_tokens);
   }
-  const auto large =
-      std::ranges::stable_partition(config.batches, [&](int batch) { return batch <= most; });
-  const std::vector<int> out(large.begin(), large.end());
+  const auto large = std::stable_partition(config.batches.begin(), config.batches.end(),
+                                           [&](int batch) { return batch <= most; });
+  const std::vector<int> out(large, config.batches.end());
   if (out.empty() || out.size() == config.batches.size()) return "";
-  config.batches.erase(large.begin(), large.end());
+  config.batches.erase(large, config.batches.end());
   const std::string why = config.sample == ReplaySample::consecutive
                               ? fmt::format("the longest usable request has {} tokens", most)
                               : usable.described;
@@ -670,11 +670,12 @@ struct Placed {
 
 void add_rows(const Placed& placed, const ReplayConfig& config, const Draws& draws,
               const Limits& limits, std::int64_t& done, std::vector<ReplayRow>& rows) {
-  const auto& [placement, routers, alike] = placed;
+  const ReplayRow& alike = placed.alike;
   const auto scored = [&, in_all = std::ssize(config.placements) * std::ssize(config.replications) *
                                    std::ssize(draws.batches) *
                                    (1 + std::ssize(draws.resamples))](const Batches& batches) {
-    std::vector<Score> scores = score_all(placement, routers, batches, config.time, limits);
+    std::vector<Score> scores =
+        score_all(placed.experts, placed.routers, batches, config.time, limits);
     config.progress(++done, in_all);
     return scores;
   };
@@ -684,7 +685,7 @@ void add_rows(const Placed& placed, const ReplayConfig& config, const Draws& dra
     for (std::size_t i = 0; i < config.routings.size(); ++i) {
       const Score& score = scores[asked_for + i];
       ReplayRow row = scored_row(score, scores[even], scores[optimal]);
-      if (routers[asked_for + i]->step_slots() > 0)
+      if (placed.routers[asked_for + i]->step_slots() > 0)
         row.step_copies_mean = double(score.step_copies) / double(score.cases);
       row.placement = alike.placement;
       row.replication = alike.replication;

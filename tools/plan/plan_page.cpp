@@ -61,8 +61,9 @@ StoredSweep runs_of(const PlanPage& page) {
     sweep.points.push_back(std::move(point));
   }
   // Whole reports first: the page takes what all share from one of them.
-  std::ranges::stable_partition(
-      sweep.points, [](const StoredPoint& point) { return point.report.at("metrics").size() > 1; });
+  std::stable_partition(sweep.points.begin(), sweep.points.end(), [](const StoredPoint& point) {
+    return point.report.at("metrics").size() > 1;
+  });
   return sweep;
 }
 

@@ -175,7 +175,7 @@ std::string effort_text(const SloResult& result, std::size_t points) {
     text += fmt::format("; {} cannot be run ({})", result.cannot_run, result.refused);
   }
   text += search.taken_to_miss == 0
-              ? ". No other point of the grid is better."
+              ? ". No other point of the grid is better by more than 1 %."
               : fmt::format(
                     ". {} points that might be better were not run: their combination missed the "
                     "SLO under a lighter load. --sure runs them.",
@@ -194,11 +194,11 @@ std::size_t order_ties(std::vector<SloRun>& found) {
   const double met = best.trial.attainment;
   const double noise =
       std::min(errors * std::sqrt(2 * met * (1 - met) / completed->get<double>()), hundredth);
-  const auto others = std::ranges::stable_partition(found, [&](const SloRun& run) {
+  const auto others = std::stable_partition(found.begin(), found.end(), [&](const SloRun& run) {
     return run.rate == best.rate && std::abs(run.trial.attainment - met) <= noise &&
            run.trial.goodput >= (1 - hundredth) * best.trial.goodput;
   });
-  const std::span<SloRun> ties(found.begin(), others.begin());
+  const std::span<SloRun> ties(found.begin(), others);
   std::ranges::stable_sort(ties, {}, [](const SloRun& run) { return run.trial.excess; });
   return ties.size();
 }
