@@ -224,7 +224,10 @@ ConfigNode::ConfigNode(Json value, std::filesystem::path file, std::string point
       resolved_(std::make_shared<Json>(Json::object())) {}
 
 ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
-  if (file.native().starts_with('{')) {
+  std::error_code ignored;
+  const auto status = std::filesystem::status(file, ignored);
+  // A file may have such a name; else the text is an object by itself.
+  if (file.native().starts_with('{') && !std::filesystem::exists(status)) {
     const char* const name = "config";
     try {
       return {parse_json(file.native()), name};
@@ -232,8 +235,6 @@ ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
       throw ConfigError(fmt::format("{}: {}", name, error.what()));
     }
   }
-  std::error_code ignored;
-  const auto status = std::filesystem::status(file, ignored);
   if (!std::filesystem::exists(status)) throw NoSuchFile(file);
   if (!std::filesystem::is_regular_file(status)) {
     throw ConfigError(
