@@ -113,7 +113,7 @@ void leave_out_shared(const std::vector<Json*>& objects) {
     for (auto& item : object->items()) members[item.key()].push_back(&item.value());
   }
   for (const auto& [key, values] : members) {
-    const auto alike = [&](const Json* value) { return *value == *values.front(); };
+    const auto alike = [&first = *values.front()](const Json* value) { return *value == first; };
     if (values.size() == objects.size() && std::ranges::all_of(values, alike)) {
       for (Json* object : objects) object->erase(key);
     } else {
