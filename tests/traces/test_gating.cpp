@@ -634,9 +634,11 @@ TEST_CASE("observed gating is as balanced over GPUs as an engine logged") {
             for (std::size_t layer = 0; layer < 24; ++layer) {
               std::array<int, 8> load{};
               for (std::size_t r = first; r < first + at(tokens); ++r)
-                for (std::size_t i = 0; i < 8; ++i)
-                  ++load[ids[(at(trace.requests()[r].row_start) + row) * width + layer * 8 + i] /
-                         16];
+                for (std::size_t i = 0; i < 8; ++i) {
+                  const auto expert =
+                      ids[(at(trace.requests()[r].row_start) + row) * width + layer * 8 + i];
+                  ++load[at(expert / 16)];
+                }
               means += tokens;
               maxima += *std::ranges::max_element(load);
             }
