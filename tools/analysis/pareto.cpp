@@ -9,6 +9,7 @@
 #include <numeric>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -152,11 +153,10 @@ std::string label_of(const std::string& pointer, const std::string& name) {
 
 // The "name" of what a config says in place or in a shipped file. Of other files their name without
 // folder and ending, or the folder's of HuggingFace's config.json; empty where nothing is said.
-std::string name_of(const Json* said, Shipped kind) {
-  if (said == nullptr) return "";
-  if (said->is_object()) return text_at(*said, "/name");
-  if (!said->is_string()) return "";
-  const std::filesystem::path path(said->get<std::string>());
+std::string name_of(const Json& said, Shipped kind) {
+  if (said.is_object()) return text_at(said, "/name");
+  if (!said.is_string()) return "";
+  const std::filesystem::path path(said.get<std::string>());
   const std::string stem =
       (path.filename() == "config.json" ? path.parent_path().filename() : path.stem()).string();
   const auto file = shipped_file(kind, path.has_parent_path() ? stem : path.string());
@@ -164,10 +164,14 @@ std::string name_of(const Json* said, Shipped kind) {
 }
 
 std::string title_of(const std::vector<const StoredPoint*>& done) {
+  // Names are in files, and points have few of these.
+  std::set<std::pair<Json, Json>> said;
+  for (const StoredPoint* point : done)
+    said.emplace(point->config.value("model", Json()), point->config.value("cluster", Json()));
   std::set<std::string> titles;
-  for (const StoredPoint* point : done) {
-    const std::string model = name_of(find_value(point->config, "/model"), Shipped::model);
-    const std::string cluster = name_of(find_value(point->config, "/cluster"), Shipped::cluster);
+  for (const auto& [of_model, of_cluster] : said) {
+    const std::string model = name_of(of_model, Shipped::model);
+    const std::string cluster = name_of(of_cluster, Shipped::cluster);
     titles.insert(model.empty() || cluster.empty() ? "" : fmt::format("{} on {}", model, cluster));
   }
   return titles.size() == 1 ? *titles.begin() : "";

@@ -38,7 +38,7 @@ Json outage_of(const std::string& option) {
   const auto refuse = [&](std::string_view what) {
     throw ConfigError(
         fmt::format("--fail {}: {}; expected e.g. gpu=1,at=60s,for=30s, also "
-                    "instance=N or node=N; without \"for\" it stays away",
+                    "instance=N or node=N; without \"for\" what stopped stays away",
                     option, what));
   };
   Json event;
@@ -320,9 +320,10 @@ Action setup_what_if(CLI::App& command) {
   command.add_flag("--metro", options->metro,
                    "METRO routes the decodes' tokens; by all-gather, if the dispatch does not tell "
                    "all choices");
-  command.add_option("--fail", options->fail,
-                     "GPU of a group that decodes that stops, and when: gpu=1,at=60s,for=30s; also "
-                     "instance=N, node=N; both runs then price each token");
+  command.add_option(
+      "--fail", options->fail,
+      "what stops, and when: gpu=1,at=60s,for=30s; also instance=N, node=N. gpu is of "
+      "a group that decodes. Both runs then price each token");
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(
       "Runs CONFIG as it is and changed, under the same seed. Prints in two columns what changes, "

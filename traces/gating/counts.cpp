@@ -46,6 +46,25 @@ Counts read_counts(const NpyArray& file, const std::string& place) {
   return counts;
 }
 
+/// Draws k distinct experts by systematic sampling in random order (Madow 1949; Hartley and Rao
+/// 1962). Experts lie one after another on a line, each k counts[e] long. A comb with a tooth every
+/// sum(counts) is put down at random. No expert gets two teeth while none is longer than that.
+/// `order` holds all experts and is shuffled.
+void draw_by_counts(std::span<const std::int64_t> counts, std::int64_t sum,
+                    std::span<std::uint16_t> order, std::span<std::uint16_t> picks, Rng& rng) {
+  const auto k = static_cast<std::int64_t>(picks.size());
+  auto tooth = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(sum)));
+  std::int64_t end = 0;
+  std::size_t picked = 0;
+  for (std::size_t i = 0; i < order.size() && picked < picks.size(); ++i) {
+    std::swap(order[i], order[i + rng.below(order.size() - i)]);  // a step of a shuffle
+    end += k * counts[order[i]];
+    if (tooth >= end) continue;
+    picks[picked++] = order[i];
+    tooth += sum;
+  }
+}
+
 /// Tables of counts of a file, one for each workload.
 struct CountsFile {
   std::vector<std::string> workloads;
@@ -91,22 +110,14 @@ class CountsGating final : public SyntheticGating {
 
   RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const override {
     const std::size_t layers = moe_layer_ids(model).size();
-    std::vector<std::vector<std::int64_t>> sums;
     for (std::size_t w = 0; w < counts_.size(); ++w) {
       require_of(model, layers, counts_[w], rows().workloads[w]);
-      sums.push_back(sums_of(model, counts_[w], rows().workloads[w]));
+      require_drawable(model, counts_[w], rows().workloads[w]);
     }
     const std::size_t k = at(model.experts_per_token);
     const auto fill = [&](std::size_t request, std::span<std::uint16_t> ids) {
-      const std::size_t workload = request % counts_.size();
-      const Counts& counts = counts_[workload];
       Rng rng(seed, fmt::format("gating counts {}", request));
-      std::vector<std::uint16_t> order(at(model.experts));
-      std::iota(order.begin(), order.end(), std::uint16_t{0});
-      for (std::size_t i = 0; i * k < ids.size(); ++i) {
-        const std::size_t layer = i % layers % counts.size();
-        draw_by_counts(counts[layer], sums[workload][layer], order, ids.subspan(i * k, k), rng);
-      }
+      draw_rows(counts_[request % counts_.size()], layers, k, ids, rng);
     };
     return fill_trace(model, rows(), "tokens drawn by counts", seed, fill);
   }
@@ -124,20 +135,19 @@ class CountsGating final : public SyntheticGating {
           workload, counts.size(), model.name, layers));
   }
 
-  std::vector<std::int64_t> sums_of(const MoeModel& model, const Counts& counts,
-                                    std::string_view workload) const {
-    std::vector<std::int64_t> sums;
+  // No token takes an expert twice.
+  void require_drawable(const MoeModel& model, const Counts& counts,
+                        std::string_view workload) const {
     for (std::size_t layer = 0; layer < counts.size(); ++layer) {
-      sums.push_back(std::reduce(counts[layer].begin(), counts[layer].end()));
+      const std::int64_t sum = std::reduce(counts[layer].begin(), counts[layer].end());
       const auto most = std::max_element(counts[layer].begin(), counts[layer].end());
-      if (sums.back() == 0 || *most > sums.back() / model.experts_per_token)
+      if (sum == 0 || *most > sum / model.experts_per_token)
         node_.fail(fmt::format(
             "the counts of {} in layer {} have expert {} with {} of {} choices; a token takes {} "
             "experts, none of them twice: at most 1 of {}",
-            workload, layer, most - counts[layer].begin(), *most, sums.back(),
-            model.experts_per_token, model.experts_per_token));
+            workload, layer, most - counts[layer].begin(), *most, sum, model.experts_per_token,
+            model.experts_per_token));
     }
-    return sums;
   }
 
   ConfigNode node_;
@@ -147,18 +157,15 @@ class CountsGating final : public SyntheticGating {
 
 }  // namespace
 
-void draw_by_counts(std::span<const std::int64_t> counts, std::int64_t sum,
-                    std::span<std::uint16_t> order, std::span<std::uint16_t> picks, Rng& rng) {
-  const auto k = static_cast<std::int64_t>(picks.size());
-  auto tooth = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(sum)));
-  std::int64_t end = 0;
-  std::size_t picked = 0;
-  for (std::size_t i = 0; i < order.size() && picked < picks.size(); ++i) {
-    std::swap(order[i], order[i + rng.below(order.size() - i)]);  // a step of a shuffle
-    end += k * counts[order[i]];
-    if (tooth >= end) continue;
-    picks[picked++] = order[i];
-    tooth += sum;
+void draw_rows(std::span<const std::vector<std::int64_t>> counts, std::size_t layers, std::size_t k,
+               std::span<std::uint16_t> ids, Rng& rng) {
+  std::vector<std::int64_t> sums;
+  for (const auto& layer : counts) sums.push_back(std::reduce(layer.begin(), layer.end()));
+  std::vector<std::uint16_t> order(counts.front().size());
+  std::iota(order.begin(), order.end(), std::uint16_t{0});
+  for (std::size_t i = 0; i * k < ids.size(); ++i) {
+    const std::size_t layer = i % layers % counts.size();
+    draw_by_counts(counts[layer], sums[layer], order, ids.subspan(i * k, k), rng);
   }
 }
 

@@ -93,21 +93,6 @@ Dealt deal(const std::vector<std::int64_t>& parts, std::size_t layers, std::uint
   return dealt;
 }
 
-/// The draws of one layer.
-class LayerDraw {
- public:
-  explicit LayerDraw(std::span<const std::int64_t> parts) : parts_(parts), order_(parts.size()) {
-    std::iota(order_.begin(), order_.end(), std::uint16_t{0});
-  }
-  void draw(std::span<std::uint16_t> picks, Rng& rng) {
-    draw_by_counts(parts_, std::ssize(picks) * token_parts, order_, picks, rng);
-  }
-
- private:
-  std::span<const std::int64_t> parts_;
-  std::vector<std::uint16_t> order_;
-};
-
 class Observed final : public SyntheticGating {
  public:
   Observed(ConfigReader& options, std::vector<ActiveExperts> curve, std::optional<Balance> balance)
@@ -126,10 +111,7 @@ class Observed final : public SyntheticGating {
     const Dealt dealt = dealt_to(model, fitted(model, seed), seed);
     const auto fill = [&](std::size_t request, std::span<std::uint16_t> ids) {
       Rng rng(seed, fmt::format("gating observed {}", request));
-      std::vector<LayerDraw> draws;
-      for (const auto& counts : dealt) draws.emplace_back(counts);
-      for (std::size_t i = 0; i * k < ids.size(); ++i)
-        draws[i % layers].draw(ids.subspan(i * k, k), rng);
+      draw_rows(dealt, layers, k, ids, rng);
     };
     return fill_trace(model, rows(), "tokens drawn by what was observed", seed, fill);
   }
@@ -206,20 +188,17 @@ class Observed final : public SyntheticGating {
     constexpr int enough = 2048;  // tokens of a layer
     const Dealt dealt = dealt_to(model, shape, seed);
     const int steps = std::max(1, enough / balance_->tokens);
-    std::vector<std::uint16_t> picks(at(model.experts_per_token));
-    std::vector<std::int64_t> on_gpus(at(balance_->gpus));
+    const std::size_t k = at(model.experts_per_token);
+    std::vector<std::uint16_t> picks(at(balance_->tokens) * k);
     double means = 0, maxima = 0;
-    for (const auto& counts : dealt) {
-      LayerDraw draw(counts);
+    for (const auto& parts : dealt) {
       Rng rng(seed, "gating observed balance");
       for (int step = 0; step < steps; ++step) {
-        std::fill(on_gpus.begin(), on_gpus.end(), 0);
-        for (int token = 0; token < balance_->tokens; ++token) {
-          draw.draw(picks, rng);
-          for (const std::uint16_t expert : picks)
-            ++on_gpus[at(expert * balance_->gpus / model.experts)];
-        }
-        means += double(balance_->tokens) * model.experts_per_token / balance_->gpus;
+        draw_rows({&parts, 1}, 1, k, picks, rng);
+        std::vector<std::int64_t> on_gpus(at(balance_->gpus));
+        for (const std::uint16_t expert : picks)
+          ++on_gpus[at(expert * balance_->gpus / model.experts)];
+        means += double(picks.size()) / balance_->gpus;
         maxima += double(*std::max_element(on_gpus.begin(), on_gpus.end()));
       }
     }

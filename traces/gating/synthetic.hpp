@@ -86,13 +86,11 @@ RoutingTrace fill_trace(const MoeModel& model, const SyntheticRows& rows, std::s
                         std::uint64_t seed,
                         const std::function<void(std::size_t, std::span<std::uint16_t>)>& fill);
 
-/// Draws k distinct experts, expert e with probability k counts[e] / sum(counts), exactly:
-/// systematic sampling in random order (Madow 1949; Hartley and Rao 1962). Experts lie one after
-/// another on a line, each k counts[e] long. A comb with a tooth every sum(counts) is put down at
-/// random. No expert gets two teeth while none is longer than that.
-/// `order` holds all experts and is shuffled.
-void draw_by_counts(std::span<const std::int64_t> counts, std::int64_t sum,
-                    std::span<std::uint16_t> order, std::span<std::uint16_t> picks, Rng& rng);
+/// Draws the experts of `ids`, [rows, layers, k]; layer l by counts[l % counts.size()], [experts].
+/// A token picks expert e with probability k counts[e] / sum(counts), exactly, and none twice. No
+/// count is above a k-th of its layer's sum.
+void draw_rows(std::span<const std::vector<std::int64_t>> counts, std::size_t layers, std::size_t k,
+               std::span<std::uint16_t> ids, Rng& rng);
 
 /// The model layers that have experts. Throws ConfigError if there are none.
 std::vector<int> moe_layer_ids(const MoeModel& model);
