@@ -112,8 +112,9 @@ std::string where_it_is(const ConfigNode& node) {
 std::string larger_cluster(std::string_view wanted, const std::vector<std::string>& names) {
   const auto gpus = [](std::string_view name) {
     int number = 0;
-    const char* const end = name.data() + name.size();
-    const auto [rest, error] = std::from_chars(name.data() + name.rfind('x') + 1, end, number);
+    const std::string_view digits = name.substr(name.rfind('x') + 1);
+    const char* const end = digits.data() + digits.size();
+    const auto [rest, error] = std::from_chars(digits.data(), end, number);
     return error == std::errc() && rest == end ? number : 0;
   };
   const std::string_view kind = wanted.substr(0, wanted.rfind('x') + 1);
