@@ -15,6 +15,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/config.hpp"
 #include "hardware/tables/profile_tables.hpp"
 
 namespace moesim {
@@ -165,6 +166,7 @@ struct KernelTables::State {
   std::string wanted_kernel(const MeasuredTable&) const;
   bool has_kernel(const MeasuredTable&, std::string_view group, const std::string& part) const;
   const Curve& curve(const Question&) const;
+  double least_us(const Question&) const;
 
   struct Source {
     std::shared_ptr<const ProfileTables> tables;
@@ -173,6 +175,7 @@ struct KernelTables::State {
   GpuSpec facts;      // without tables
   std::string asked;  // the engine
   KernelChoice choice;
+  FlopsPerSecond prompt_gemms{};  // 0: as tables say
   std::vector<Source> sources;
   std::map<std::string, double, std::less<>> errors, carried_errors;  // by table
   mutable std::shared_mutex mutex;
@@ -189,6 +192,8 @@ struct KernelTables::State {
 KernelTables::State::State(const GpuSpec& gpu, const EngineVersion& engine, KernelChoice kernels)
     : facts(gpu), asked(engine.name), choice(std::move(kernels)) {
   facts.tables = nullptr;
+  if (const auto rate = choice.find("prompt_gemms"); rate != choice.end())
+    prompt_gemms = parse_quantity<FlopsPerSecond>(rate->second);
   const auto add = [&](const GpuSpec& measured_on, bool sibling) {
     const auto spec = std::make_shared<const GpuSpec>(measured_on);
     for (const Profile& profile : by_nearness(measured_on.profiles, engine))
@@ -451,6 +456,17 @@ TableTime KernelTables::scaled_time(const MeasuredTable& table, TableTime time) 
   return time;
 }
 
+// The arithmetic at the GPU's peak, or at what the engine's own kernel of prompts' GEMMs reaches.
+double KernelTables::State::least_us(const Question& question) const {
+  const double at_peak = question.place.least_us;
+  constexpr double rows_of_decode = 20;  // more than 256 rows are beyond, see place_of_rows()
+  const bool slower = prompt_gemms > FlopsPerSecond{} && question.table.name == "gemm" &&
+                      question.groups->names.front() == "fp8_block" &&
+                      question.place.at[0] > rows_of_decode;
+  return slower ? at_peak * (facts.peak(Precision::fp8_block, Precision::fp8_block) / prompt_gemms)
+                : at_peak;
+}
+
 std::optional<TableTime> KernelTables::time(const Question& question) const {
   const Curve& shape = state_->curve(question);
   if (!shape.grid) return std::nullopt;
@@ -460,7 +476,7 @@ std::optional<TableTime> KernelTables::time(const Question& question) const {
   for (std::size_t axis = 0, i = 0; axis < axes.size() && !axes[axis].name.empty(); ++axis)
     if (axes[axis].varies == TableAxis::with_load) at[i++] = place.at[axis];
   const Scattered::Guess share = shape.grid->at(at);
-  const double us = std::max(place.rough_us * std::exp(share.value), place.least_us);
+  const double us = std::max(place.rough_us * std::exp(share.value), state_->least_us(question));
   const bool carried = shape.of_sibling || place.other_dimensions;
   return scaled_time(question.table, {Seconds(us * 1e-6), evidence_of(carried, share.nearest)});
 }

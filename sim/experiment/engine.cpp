@@ -245,6 +245,8 @@ std::span<const Key> engine_keys() {
       {"recipe", form::choice(recipes), "none", "recipe whose launch scripts set up the engine"},
       {"date", form::text, unset("the latest"), "date of the recipe, e.g. 2026-04-21"},
       {"expert_kernel", form::text, "fastest", "part of its name in tables of expert layers"},
+      {"prompt_gemms", form::flops_per_second, unset("as tables say"),
+       "rate of prompts' fp8_block GEMMs, if slower than tables say"},
       {"fused", form::list(fusion), "[]", "small operations that it computes inside larger ones"}};
   return keys;
 }
@@ -258,6 +260,9 @@ Engine read_engine(const ConfigNode& node) {
     if (r.optional("date")) engine.date = r.text("date");
     if (const std::string kernel = r.text("expert_kernel"); kernel != "fastest")
       engine.expert_kernel = kernel;
+    if (r.optional("prompt_gemms"))
+      engine.prompt_gemms =
+          fmt::format("{} TFLOP/s", r.quantity<FlopsPerSecond>("prompt_gemms").value() / 1e12);
     for (const ConfigNode& operation : r.child("fused").list())
       engine.fused.emplace_back(fusions[operation.choice()]);
     Engine bare;
