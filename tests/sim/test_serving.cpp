@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "hardware/kernels/experts.hpp"
+#include "hardware/kernels/gemm.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "models/launches.hpp"
 #include "sim/engines/serving_engine.hpp"
@@ -128,7 +129,7 @@ TEST_CASE("SGLang's prompts have graphs from 0.5.10 on, but for DeepSeek's model
   CHECK(launch("0.5.9", "glm_5.json") == "85 us");
   CHECK(launch("0.5.10.post1", "glm_5.json") == "none");
   CHECK(launch("", "glm_5.json") == "none");
-  CHECK(launch("0.5.10.post1", "deepseek_v3.json") == "85 us");
+  CHECK(launch("0.5.10.post1", "deepseek_v3.json") == "45 us");
 }
 
 TEST_CASE("a recipe names the kernel of its expert layers, where tables have several") {
@@ -553,6 +554,27 @@ TEST_CASE("what an engine fuses costs no kernel of its own, and no faster produc
         operations(apart, Precision::fp8_block, 2).at("o_proj").time);
 }
 
+TEST_CASE("an engine's slower kernel of prompts' GEMMs prices prompts alone") {
+  const GpuSpec h200 =
+      read_gpu(ConfigNode::from_file(test::source_dir() / "hardware" / "gpus" / "h200.json"));
+  const auto time = [&](const char* rate, double rows, Precision precision) {
+    KernelChoice choice{{"engines", "any"}};
+    if (*rate) choice["prompt_gemms"] = rate;
+    const GpuSpec gpu = with_engine(h200, {"sglang", "0.5.10"}, choice);
+    return gemm(rows, 7168, 2048, precision, precision, gpu).time.count();
+  };
+  CHECK_THAT(time("20 TFLOP/s", 4096, Precision::fp8_block),
+             WithinRel(2.0 * 4096 * 7168 * 2048 / 20e12, 1e-9));
+  CHECK(time("20 TFLOP/s", 64, Precision::fp8_block) == time("", 64, Precision::fp8_block));
+  CHECK(time("20 TFLOP/s", 4096, Precision::bf16) == time("", 4096, Precision::bf16));
+  Json json =
+      with_engine_named({{"name", "sglang"}, {"version", "0.5.10"}, {"recipe", "inferencex"}});
+  json["cluster"] = "../hardware/clusters/b200x8.json";
+  json["model"] = "../models/zoo/deepseek_v3.json";
+  json["precision"]["experts"] = "fp8_block";
+  CHECK_FALSE(filled(json)["engine"].contains("prompt_gemms"));  // B300's script alone
+}
+
 TEST_CASE("Llama's launch scripts and model code name what their engines fuse") {
   const auto fused = [](const char* name, const char* recipe, const char* model) {
     Json json = with_engine_named({{"name", name}, {"version", "1.1.0"}, {"recipe", recipe}});
@@ -594,6 +616,10 @@ TEST_CASE("rows of deployments apart are two points each, with both sides' worke
   CHECK(pools.unknown.empty());
   CHECK(pools.experiment["pools"]["prefill"]["instances"] == 2);
   CHECK(pools.experiment["pools"]["decode"]["parallel"]["dp"] == 32);
+  CHECK(client_of(points[1]).waves == 10);
+  MeasuredPoint earlier = points[1];
+  earlier.notes = "run 2025-12-21";
+  CHECK(client_of(earlier).waves == 5);
 }
 
 // Workers of `dp` attention ranks, of which every one decodes `batch` sequences.
@@ -624,6 +650,8 @@ TEST_CASE("SGLang's workers within a node gather tokens, wider ones send them by
   CHECK(wide["pools"]["decode"]["dispatch"]["decode"]["type"] == "low_latency");
   CHECK(wide["pools"]["prefill"]["dispatch"]["prefill"]["type"] == "all_to_all");
   CHECK(wide["engine"]["expert_kernel"] == "deepgemm");
+  CHECK(near["engine"].contains("prompt_gemms"));
+  CHECK_FALSE(wide["engine"].contains("prompt_gemms"));
 }
 
 TEST_CASE("TensorRT-LLM's decode ranks have the seats that names of recipes say") {

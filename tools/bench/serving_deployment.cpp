@@ -128,6 +128,13 @@ WorkerPlan as_launched(WorkerPlan plan) {
 // no engine slices an expert's 2,048 columns 32 times.
 int expert_ranks(const WorkerPlan& plan) { return plan.dp > 1 ? plan.tp * plan.dp : plan.ep; }
 
+// SGLang's long prompts of DeepSeek-R1 in fp8 on GB200: all variants of one script prefill with
+// attention DP and DeepEP on eight GPUs (ishandhanani/srt-slurm@e9e5f66, recipes/gb200-fp8/8k1k).
+bool prefills_by_deepep(const MeasuredPoint& point) {
+  return engine_of(point).name == "sglang" && point.gpu.starts_with("GB200") &&
+         point.precision.starts_with("fp8") && point.prompt >= 8192;
+}
+
 // DeepSeek-R1 in TensorRT-LLM prefills long prompts with tensor-parallel attention on Hopper and
 // short ones with attention DP, whatever the row says. Both labels mean one run there
 // (ishandhanani/srt-slurm@4893f83, recipes/trtllm/h200). Kimi-K2.5 of vLLM prefills with attention
@@ -138,6 +145,7 @@ bool has_attention_dp(const MeasuredPoint& point, const WorkerPlan& plan, bool d
   const int gpus = plan.tp * plan.dp;
   const std::string engine = engine_of(point).name;
   if (engine == "vllm" && point.model.starts_with("Kimi")) return !decodes || gpus > gpus_of_tray;
+  if (prefills_by_deepep(point)) return !decodes || plan.dp > 1;
   const bool hopper = engine == "trtllm" && point.gpu.starts_with("H200");
   return hopper && !decodes ? point.prompt < 8192 : plan.dp > 1;
 }
@@ -215,6 +223,15 @@ bool has_whole_prompts(const MeasuredPoint& point) {
          engine_of(point).name == "sglang";
 }
 
+// Scripts of SGLang on B200 that spread experts over prefill workers turn DeepGEMM off
+// (ishandhanani/srt-slurm@4aa224c, recipes/b200-fp8/8k1k/stp: SGLANG_ENABLE_JIT_DEEPGEMM). Where
+// workers are full a prompt of 7,400 tokens then takes eight GPUs 340 ms: dense GEMMs reach 120
+// (attention DP) to 220 TFLOP/s (tensor parallel).
+bool lacks_deepgemm(const MeasuredPoint& point) {
+  return engine_of(point).name == "sglang" && point.gpu.starts_with("B200") &&
+         point.precision.starts_with("fp8") && point.prefill.ep > 1;
+}
+
 // TensorRT-LLM's workers compute eight short prompts of a rank together. Of long ones they compute
 // two, on B200 and GB300 one. vLLM's take 16,384 tokens. None cuts prompts (max_batch_size,
 // max_num_tokens, enable_chunked_prefill of the recipes above; recipes/trtllm/gb300-fp8/8k1k;
@@ -255,7 +272,8 @@ Json pool_json(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes)
   const bool one = engine == "vllm" || point.gpu.starts_with("H200") ||
                    (engine == "trtllm" && !point.gpu.starts_with("GB200"));
   if (client_of(point).recipe && !one) pool["request_routing"]["front_ends"] = 10;
-  if (plan.dp > 1 && sends_tokens(point)) pool["dispatch"] = dispatch_of_pool(point);
+  if (plan.dp > 1 && (sends_tokens(point) || (!decodes && prefills_by_deepep(point))))
+    pool["dispatch"] = dispatch_of_pool(point);
   const int seats = decodes && plan.batch > 0 ? decode_seats(point, plan) : 0;
   if (!decodes) pool["scheduling"] = prefill_limits(point, plan);
   if (seats > 0) pool["scheduling"] = {{"max_num_seqs", seats}};
@@ -275,6 +293,9 @@ ServingClient client_of(const MeasuredPoint& point) {
   client.recipe = theirs || alike || apart;
   const std::size_t place = point.notes.find("run 20");
   if (client.recipe && place != std::string::npos) client.date = point.notes.substr(place + 4, 10);
+  // srt-slurm's client sends five prompts for each in flight, ten later on (ishandhanani/srt-slurm
+  // @09211b6 and @2ef1b6d, sa-bench/bench.sh).
+  if (apart && client.date.starts_with("2025")) client.waves = 5;
   return client;
 }
 
@@ -408,6 +429,7 @@ DeploymentJson pools_json(MeasuredPoint point, const std::filesystem::path& root
   if (client_of(point).recipe) json["engine"]["recipe"] = "srt_slurm";
   if (uses_deepep(point) && json.at("/precision/experts"_json_pointer) == "fp8_block")
     json["engine"]["expert_kernel"] = "deepgemm";
+  if (lacks_deepgemm(point)) json["engine"]["prompt_gemms"] = "170 TFLOP/s";
   // The worker that decodes answers the client, once it has the prompt's KV cache.
   json["api_server"] = {{"first_chunk", 2}};
   // --mem-fraction-static of DeepSeek-R1 in fp8 on four GPUs.
