@@ -89,6 +89,30 @@ TEST_CASE("trust: what a data sheet alone says rests on no measurement, and shar
   CHECK(share(known, "charged_share") > 0);
 }
 
+TEST_CASE("trust: a model, a GPU or pools that no constant was fitted on are named") {
+  const Json report{{"breakdown", {{"charged_share", 1.0}}}};
+  const auto line_of = [&](const char* model, const char* cluster, const char* engine) {
+    return trust_line(report, {{"model", model}, {"cluster", cluster}, {"engine", engine}});
+  };
+  const auto has = [](const std::string& line, const std::string& text) {
+    std::string flat = line;  // lines are wrapped
+    for (std::size_t at = 0; (at = flat.find("\n  ", at)) != std::string::npos;)
+      flat.replace(at, 3, " ");
+    INFO(flat);
+    return flat.find(text) != std::string::npos;
+  };
+  CHECK_FALSE(has(line_of("glm_5", "b200x8", "sglang"), "no constant of"));
+  CHECK(has(line_of("glm_5", "b200x8", "vllm"),
+            "no constant of vllm was fitted on runs of this model"));
+  CHECK(has(line_of("deepseek_v3", "a100_80g_x8", "sglang"),
+            "no constant of sglang was fitted on runs of this GPU"));
+  CHECK(has(line_of("mixtral_8x7b", "a100_80g_x8", "trtllm"),
+            "no constant of trtllm was fitted on runs of this model or of this GPU"));
+  Json pools{
+      {"model", "kimi_k2_5"}, {"cluster", "b200x8"}, {"engine", "vllm"}, {"pools", Json::object()}};
+  CHECK(has(trust_line(report, pools), "no constant of vllm was fitted on such runs"));
+}
+
 TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it") {
   const ExplainedStep calibrated = explain_step(experiment(tiny()), decode_step(8, 1024));
   const ExplainedStep unmeasured = explain_step(experiment(tiny("mi300x")), decode_step(8, 1024));

@@ -104,8 +104,8 @@ Subject subject_of(const Json& config) {
   return subject;
 }
 
-// ", none of them of this model or of this GPU"
-std::string strangers_text(const Subject& subject, const Json& row) {
+// "model or of this GPU": which of an experiment's are not those of a row's runs; or "".
+std::string missing_of(const Subject& subject, const Json& row) {
   const auto strange = [](const std::string& own, const Json& names) {
     return !own.empty() && std::ranges::none_of(names, [&](const Json& name) {
       const auto text = name.get<std::string>();
@@ -116,11 +116,21 @@ std::string strangers_text(const Subject& subject, const Json& row) {
   };
   const bool model = strange(subject.model, row.at("models")),
              gpu = strange(subject.gpu, row.at("gpus"));
-  return !model && !gpu
-             ? ""
-             : fmt::format(", none of them of this {}", model && gpu ? "model or of this GPU"
-                                                        : model      ? "model"
-                                                                     : "GPU");
+  return model && gpu ? "model or of this GPU" : model ? "model" : gpu ? "GPU" : "";
+}
+
+// "; no constant of vllm was fitted on runs of this GPU"
+std::string fitted_text(const Json& accuracy, std::string_view engine, bool apart,
+                        const Subject& subject) {
+  if (engine.empty() || engine == "none") return "";
+  for (const Json& row : accuracy.at("fitted")) {
+    if (row.at("engine") != engine || row.value("pools", false) != apart) continue;
+    const std::string missing = missing_of(subject, row);
+    return missing.empty()
+               ? ""
+               : fmt::format("; no constant of {} was fitted on runs of this {}", engine, missing);
+  }
+  return fmt::format("; no constant of {} was fitted on such runs", engine);
 }
 
 // "; held out were 16 runs of vllm with pools, on GB200, H100 (Kimi-K2.5, Qwen3-235B): TPOT ..":
@@ -140,12 +150,15 @@ std::string error_text(std::string_view engine, bool apart, const Subject& subje
     if (first == nullptr) first = &row;
     figures += (figures.empty() ? "" : "; ") + figure_text(row);
   }
+  const std::string fitted = fitted_text(accuracy, engine, apart, subject);
   if (first == nullptr)
-    return fmt::format("; no measured runs of this kind ({}) were held out", kind);
-  const std::string strangers = strangers_text(subject, *first);
-  return fmt::format("; in {} measured runs held out ({}; {}; {}){}{} {}",
+    return fmt::format("; no measured runs of this kind ({}) were held out{}", kind, fitted);
+  const std::string missing = missing_of(subject, *first);
+  const std::string strangers =
+      missing.empty() ? "" : fmt::format(", none of them of this {},", missing);
+  return fmt::format("; in {} measured runs held out ({}; {}; {}){} {}{}",
                      first->at("points").get<int>(), kind, joined(first->at("gpus")),
-                     joined(first->at("models")), strangers, strangers.empty() ? "" : ",", figures);
+                     joined(first->at("models")), strangers, figures, fitted);
 }
 
 // `apart`: prefill and decode have pools.
