@@ -73,6 +73,19 @@ assert a["metrics"] == b["metrics"] and b["context"]["config"]["cluster"] == "h1
 PY
 "$moesim" list models | grep -Eq '^  qwen3_30b_a3b +Qwen3-30B-A3B: 30.53 B parameters, 3.[0-9]+ B active; 8 of 128' || fail "list models"
 "$moesim" list gpus | grep -Eq '^  h200 +H200 SXM 141GB: 140 GiB at 4.8 TB/s' || fail "list gpus"
+"$moesim" list --json --csv "$work/list.csv" >"$work/list" || fail "list --json"
+python3 - "$work" <<'PY' || fail "list: JSON and CSV"
+import csv, json, sys
+rows = json.load(open(sys.argv[1] + "/list"))["rows"]
+assert rows == list(csv.DictReader(open(sys.argv[1] + "/list.csv")))
+assert {"kind": "gpus", "name": "h200"}.items() <= next(row for row in rows if row["name"] == "h200").items()
+PY
+"$moesim" check "$config" --json 2>/dev/null | python3 -c '
+import json, sys
+said = json.load(sys.stdin)
+budget = said["pool"]["bytes_per_gpu"]
+assert said["valid"] and said["gpus"] > 0 and all(bytes >= 0 for bytes in budget.values()) and budget["kv_cache"] > 0, said' ||
+  fail "check --json"
 "$moesim" list clusters | grep -Eq '^  gb200_nvl72 +72 x GB200 .*: 72 GPUs, NVLink domains of 72' || fail "list clusters"
 # Every key of a report is described, and what rests on what is said where the figures are.
 "$moesim" keys report >"$work/keys" || fail "keys report"

@@ -36,6 +36,31 @@ unchanged() { cmp -s "$1" "$1.before" || fail "$2: the store was changed"; }
 sweep_of six.json '"axes": {"/workload/lengths/prompt": [4, 5, 6], "/workload/lengths/output": [2, 3]}'
 "$moesim" sweep six.json -o six.sqlite >out 2>/dev/null || fail "a sweep"
 (($(rows six.sqlite | wc -l) == 6)) || fail "not six points"
+# The same command runs nothing anew, and says its points as the store's view does.
+"$moesim" sweep six.json -o six.sqlite --json --csv six.csv >out 2>/dev/null || fail "sweep --json --csv"
+"$moesim" pareto six.sqlite --by /workload/lengths/output --baseline /workload/lengths/prompt=4 --candidate /workload/lengths/prompt=6 \
+  --json --csv frontier.csv >frontier 2>/dev/null || fail "pareto --json"
+python3 - <<'PY' || fail "JSON and CSV of a store"
+import csv, json, sqlite3
+text = lambda value: "" if value is None else value if isinstance(value, str) else json.dumps(value)
+connection = sqlite3.connect("six.sqlite")
+connection.row_factory = sqlite3.Row
+stored = [dict(row) for row in connection.execute("select * from metrics")]
+for said, file, in ("out", "six.csv"), ("frontier", "frontier.csv"):
+    points = json.load(open(said))["points"]
+    assert [{key: text(value) for key, value in point.items()} for point in points] == list(csv.DictReader(open(file))), file
+    assert len(points) == 6
+points = json.load(open("out"))["points"]
+for point, row in zip(points, stored):
+    assert {key: point[key] for key in row} == row and point["error"] is None, (point, row)
+gain = json.load(open("frontier"))["gain"]["groups"]
+assert [group["group"] for group in gain] == [{"output": 2}, {"output": 3}], gain
+PY
+sweep_of half.json '"axes": {"/workload/lengths/prompt": [4, 5000000]}'
+"$moesim" sweep half.json -o half.sqlite --json >out 2>/dev/null
+python3 -c 'import json; done, other = json.load(open("out"))["points"]; assert (done["status"], other["status"], bool(other["error"]),
+  other["output_throughput"]) == ("done", "infeasible", True, None), other' || fail "sweep --json of a point that cannot be run"
+refuses "--json of what is only sent to Slurm" '--json, --csv: nothing is run yet' sweep six.json -o six.sqlite --json --launcher slurm
 
 # Sweep files.
 sweep_of bad.json '"axes": {"/placment/replication": [1, 2]}'

@@ -15,6 +15,7 @@
 #include "tools/analysis/pareto.hpp"
 #include "tools/analysis/pareto_gain.hpp"
 #include "tools/cli/gnuplot.hpp"
+#include "tools/cli/output.hpp"
 #include "tools/sweep/sweep.hpp"
 
 namespace moesim::test_sweep {
@@ -644,7 +645,7 @@ Comparison even_against_metro(const StoredSweep& sweep) {
 TEST_CASE("the frontier of a store holds its best points, and its CSV all") {
   const Pareto all = pareto(four_points(), {});
   // (8, 125) dominates (10, 100), (16, 200) dominates (20, 160).
-  CHECK(pareto_csv(all) ==
+  CHECK(csv_of(pareto_rows(all)) ==
         "config_hash,load,routing,median_tpot_ms,tokens_per_s_per_gpu,on_frontier\n" +
             all.points[0].config_hash + ",1,\"{\"\"type\"\":\"\"metro\"\"}\",8.0,125.0,1\n" +
             all.points[1].config_hash + ",1,even,10.0,100.0,0\n" + all.points[2].config_hash +

@@ -119,10 +119,6 @@ void mark_frontier(std::span<ParetoPoint> group, bool least_y) {
   for (std::size_t i = 0; i < placed.size(); ++i) placed[i]->on_frontier = best[i];
 }
 
-std::string number_cell(const std::optional<double>& number) {
-  return number ? Json(*number).dump() : "";
-}
-
 }  // namespace
 
 std::vector<bool> frontier(std::span<const std::pair<double, double>> points) {
@@ -332,21 +328,21 @@ std::string pareto_text(const Pareto& pareto) {
                      pareto.y_name, means ? "; each is the mean over its seeds" : "");
 }
 
-std::string pareto_csv(const Pareto& pareto) {
-  std::string csv = "config_hash";
-  for (const auto* names : {&pareto.group_names, &pareto.setting_names}) {
-    for (const std::string& name : *names) csv.append(1, ',').append(csv_cell(name));
-  }
-  csv += fmt::format(",{},{},on_frontier\n", csv_cell(pareto.x_name), csv_cell(pareto.y_name));
+OrderedJson pareto_rows(const Pareto& pareto) {
+  OrderedJson rows = OrderedJson::array();
   for (const ParetoPoint& point : pareto.points) {
-    csv += point.config_hash;
-    for (const auto* values : {&point.group, &point.settings}) {
-      for (const Json& value : *values) csv.append(1, ',').append(csv_cell(value));
-    }
-    csv += fmt::format(",{},{},{}\n", number_cell(point.x), number_cell(point.y),
-                       point.on_frontier ? 1 : 0);
+    OrderedJson& row = rows.emplace_back(OrderedJson{{"config_hash", point.config_hash}});
+    const auto add = [&](const std::vector<std::string>& names, const std::vector<Json>& values) {
+      for (std::size_t i = 0; i < names.size(); ++i) row[names[i]] = values[i];
+    };
+    const auto number = [](const std::optional<double>& of) { return of ? Json(*of) : Json(); };
+    add(pareto.group_names, point.group);
+    add(pareto.setting_names, point.settings);
+    row[pareto.x_name] = number(point.x);
+    row[pareto.y_name] = number(point.y);
+    row["on_frontier"] = point.on_frontier ? 1 : 0;
   }
-  return csv;
+  return rows;
 }
 
 }  // namespace moesim

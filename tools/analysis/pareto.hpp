@@ -62,7 +62,8 @@ std::vector<std::span<const ParetoPoint>> groups_of(const Pareto&);
 
 /// The points on the frontiers, for a terminal.
 std::string pareto_text(const Pareto&);
-/// All points: config_hash, group and settings, x and y under their names, on_frontier (0 or 1).
-std::string pareto_csv(const Pareto&);
+/// A row for each point: config_hash, group and settings, x and y under their names, on_frontier (0
+/// or 1).
+OrderedJson pareto_rows(const Pareto&);
 
 }  // namespace moesim

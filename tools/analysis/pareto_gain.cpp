@@ -132,6 +132,27 @@ ParetoGain pareto_gain(const StoredSweep& sweep, const ParetoAxes& axes,
   return result;
 }
 
+OrderedJson gain_json(const ParetoGain& gain) {
+  const auto ratios = [](const Gain& of) {
+    return OrderedJson{{"x", of.x}, {"step", of.step}, {"interpolated", of.interpolated}};
+  };
+  OrderedJson groups = OrderedJson::array();
+  for (const GroupGain& group : gain.groups) {
+    OrderedJson& row = groups.emplace_back(OrderedJson::object());
+    for (std::size_t i = 0; i < gain.group_names.size(); ++i)
+      row["group"][gain.group_names[i]] = group.group[i];
+    if (group.first > group.last) continue;  // no common range
+    row["first"] = group.first;
+    row["last"] = group.last;
+    row["at"] = OrderedJson::array();
+    for (const Gain& at : group.at) row["at"].push_back(ratios(at));
+    row["best_step"] = ratios(group.best_step);
+    row["best_interpolated"] = ratios(group.best_interpolated);
+    row["median"] = {{"step", group.median.step}, {"interpolated", group.median.interpolated}};
+  }
+  return {{"baseline", gain.baseline}, {"candidate", gain.candidate}, {"groups", groups}};
+}
+
 std::string gain_text(const ParetoGain& gain) {
   std::vector<std::string> head = gain.group_names;
   head.insert(head.end(), {gain.x_name + " <=", "step", "interpolated"});

@@ -50,6 +50,8 @@ ParetoGain pareto_gain(const StoredSweep&, const ParetoAxes&, std::span<const Se
 GroupGain frontier_gain(const Frontier& baseline, const Frontier& candidate,
                         std::span<const double> places);
 
+/// Gains of each group as JSON, under the names of GroupGain.
+OrderedJson gain_json(const ParetoGain&);
 /// For a terminal: a row per group and place, then one per group.
 std::string gain_text(const ParetoGain&);
 

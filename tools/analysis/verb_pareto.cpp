@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include <unistd.h>
 
@@ -20,6 +21,7 @@ struct ParetoOptions {
   ParetoAxes axes;
   std::vector<std::string> baseline, candidate;
   std::vector<double> at;
+  bool json = false;
 };
 
 // Axes of compared settings get frontiers of their own.
@@ -40,13 +42,19 @@ int run(const ParetoOptions& options) {
   for (const Setting& setting : candidate) pointers.push_back(setting.pointer);
   const StoredSweep sweep = read_comparable(Store::open(options.store), pointers);
   const Pareto result = pareto(sweep, axes);
-  std::string text = pareto_text(result);
-  if (!baseline.empty())
-    text += "\n" + gain_text(pareto_gain(sweep, axes, baseline, candidate, options.at));
-  if (!options.csv.empty()) write_file(options.csv, pareto_csv(result));
+  std::optional<ParetoGain> gain;
+  if (!baseline.empty()) gain = pareto_gain(sweep, axes, baseline, candidate, options.at);
+  const OrderedJson points = pareto_rows(result);
+  if (!options.csv.empty()) write_file(options.csv, csv_of(points));
   if (!options.plot.empty()) plot_pareto(result, options.plot);
+  if (options.json) {
+    OrderedJson json{{"x", axes.x}, {"y", axes.y}, {"points", points}};
+    if (gain) json["gain"] = gain_json(*gain);
+    print(json.dump(1) + "\n");
+    return 0;
+  }
   if (::isatty(STDOUT_FILENO) != 0) print(plot_text(result));
-  print(text);
+  print(pareto_text(result) + (gain ? "\n" + gain_text(*gain) : ""));
   return 0;
 }
 
@@ -69,6 +77,7 @@ Action setup_pareto(CLI::App& command) {
   command.add_option("--by", options->axes.by, "a frontier for each value of this; repeatable")
       ->allow_extra_args(false);
   command.add_option("--csv", options->csv, "write all finished points, with column on_frontier");
+  command.add_flag("--json", options->json, "print these points as JSON instead of tables");
   command.add_option("--plot", options->plot, "draw the frontiers: .svg, .png or .pdf (gnuplot)");
   CLI::Option* baseline =
       command.add_option("--baseline", options->baseline, "/pointer=value; repeatable")

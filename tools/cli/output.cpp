@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include "hardware/quoting.hpp"
@@ -254,6 +255,20 @@ std::string csv_cell(const Json& value) {
   if (value.is_null()) return "";
   if (value.is_number()) return value.dump();  // -1 is no formula
   return csv_cell(value.is_string() ? value.get<std::string>() : value.dump());
+}
+
+std::string csv_of(const OrderedJson& rows) {
+  std::string csv;
+  for (const OrderedJson& row : rows) {
+    std::vector<std::string> names, cells;
+    for (const auto& item : row.items()) {
+      names.push_back(csv_cell(item.key()));
+      cells.push_back(csv_cell(Json(item.value())));
+    }
+    if (csv.empty()) csv = fmt::format("{}\n", fmt::join(names, ","));
+    csv += fmt::format("{}\n", fmt::join(cells, ","));
+  }
+  return csv;
 }
 
 PrintedText::PrintedText() { printed_to = &text_; }

@@ -82,6 +82,9 @@ std::string csv_field(const std::string& text);
 std::string csv_cell(const std::string& text);
 /// A value as a cell of a CSV file: texts bare, null empty, all else as JSON.
 std::string csv_cell(const Json& value);
+/// Rows of a table, objects with the same names, as a CSV file: the names, then a line for each
+/// row.
+std::string csv_of(const OrderedJson& rows);
 
 /// Writes to stdout, hidden characters written out (visible()).
 void print(std::string_view text);

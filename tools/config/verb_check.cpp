@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -117,38 +118,73 @@ std::string text_of(const Experiment& experiment, bool precision_given) {
          (e.workload.sessions ? too_long_text(turn_means(experiment), e) : "");
 }
 
+// Contents of a GPU of a pool, in bytes.
+OrderedJson pool_json(const Deployment& e) {
+  const auto bytes = [](Bytes of) { return std::llround(of.value()); };
+  OrderedJson json{{"slots_per_layer", e.placement.empty() ? 0 : e.placement.front().slots()},
+                   {"replication", e.replication_effective}};
+  json["bytes_per_gpu"] = {{"experts", bytes(e.memory.experts)},
+                           {"replicas", bytes(e.memory.replicas)},
+                           {"other_weights", bytes(e.memory.weights)},
+                           {"buffers", bytes(e.memory.buffers)},
+                           {"kv_cache", bytes(e.memory.kv)}};
+  json["kv_blocks_per_rank"] = e.memory.kv_blocks;
+  json["kv_block_tokens"] = e.kv_layout.block_tokens;
+  return json;
+}
+
+OrderedJson to_json(const Experiment& experiment) {
+  const Deployment& e = experiment.decode();
+  const ParameterCount parameters = count_parameters(e.model);
+  OrderedJson json{{"model", e.model.name},
+                   {"parameters", std::llround(parameters.total)},
+                   {"active_parameters", std::llround(parameters.active)},
+                   {"gpus", gpus_of(experiment)},
+                   {"cluster", e.cluster.name},
+                   {"layout", layout_of(experiment)},
+                   {"precision", precision_text(e.precision)}};
+  if (experiment.apart()) json["prefill"] = pool_json(experiment.pools.front());
+  json[experiment.apart() ? "decode" : "pool"] = pool_json(e);
+  return json;
+}
+
 }  // namespace
 
 Action setup_check(CLI::App& command) {
   struct CheckOptions {
     ExperimentOptions experiment;
     std::string output;
+    bool json = false;
   };
   const auto options = std::make_shared<CheckOptions>();
   options->experiment.add_with_deployment(command);
   command.add_option("-o,--output", options->output,
                      "write the experiment, with all changes of the command line, JSON");
+  command.add_flag("--json", options->json, "print JSON instead of text");
   return [options] {
     require_writable(options->output);
     require_different({{"CONFIG", options->experiment.config}, {"-o", options->output}});
     TraceLibrary traces(TraceLibrary::Holds::outlines);
     Remarks remarks;
     const ConfigNode config = options->experiment.read();
-    const auto checked = [&](const ConfigNode& one) {
+    std::string text = fmt::format("{}: valid\n", config.file().string());
+    OrderedJson json{{"file", config.file().string()}, {"valid", true}};
+    const auto check_one = [&](const ConfigNode& one) {
       const Experiment experiment = remarks.say_of(load_experiment(one, traces));
-      return text_of(experiment, one.json().contains("precision"));
+      text += text_of(experiment, one.json().contains("precision"));
+      return to_json(experiment);
     };
-    std::string text;
     if (is_shared(config)) {
       for (const Tenant& tenant : read_shared_cluster(config).tenants) {
-        text += fmt::format("\n{}, GPUs {} to {}\n{}", tenant.name, tenant.first_gpu,
-                            tenant.first_gpu + tenant.gpus - 1, checked(tenant.experiment));
+        text += fmt::format("\n{}, GPUs {} to {}\n", tenant.name, tenant.first_gpu,
+                            tenant.first_gpu + tenant.gpus - 1);
+        json["deployments"][tenant.name] = check_one(tenant.experiment);
       }
     } else {
-      text = checked(config);
+      json.update(check_one(config));
     }
     if (!options->output.empty()) write_file(options->output, config.json().dump(1) + "\n");
-    print(fmt::format("{}: valid\n{}", config.file().string(), text));
+    print(options->json ? json.dump(1) + "\n" : text);
     return 0;
   };
 }

@@ -124,26 +124,38 @@ std::vector<Kind> all_kinds() {
 }  // namespace
 
 Action setup_list(CLI::App& command) {
-  const auto wanted = std::make_shared<std::string>();
-  command.add_option("KIND", *wanted,
+  struct ListOptions {
+    std::string wanted, csv;
+    bool json = false;
+  };
+  const auto options = std::make_shared<ListOptions>();
+  command.add_option("KIND", options->wanted,
                      "one extension point, or presets (of synthetic gating), models, gpus, "
                      "clusters (default: all)");
-  return [wanted] {
+  command.add_option("--csv", options->csv, "write every row, named as in JSON, to this file");
+  command.add_flag("--json", options->json, "print JSON instead of text");
+  return [options] {
     const std::vector<Kind> kinds = all_kinds();
+    const std::string& wanted = options->wanted;
     std::vector<std::string_view> names;
     for (const Kind& kind : kinds) names.push_back(kind.name);
-    if (!wanted->empty() && std::find(names.begin(), names.end(), *wanted) == names.end()) {
+    require_writable(options->csv);
+    if (!wanted.empty() && std::find(names.begin(), names.end(), wanted) == names.end()) {
       throw ConfigError(
-          fmt::format("list: there is no kind \"{}\"; one of: {}", *wanted, join_names(names)));
+          fmt::format("list: there is no kind \"{}\"; one of: {}", wanted, join_names(names)));
     }
     std::string text;
+    OrderedJson rows = OrderedJson::array();
     for (const Kind& kind : kinds) {
-      if (!wanted->empty() && kind.name != *wanted) continue;
+      if (!wanted.empty() && kind.name != wanted) continue;
       text += fmt::format("{}\n", kind.name);
-      for (const auto& [name, summary] : kind.rows())
+      for (const auto& [name, summary] : kind.rows()) {
         text += wrapped(fmt::format("  {:<20} {}", name, summary), 100, 23) + "\n";
+        rows.push_back({{"kind", kind.name}, {"name", name}, {"summary", summary}});
+      }
     }
-    print(text);
+    if (!options->csv.empty()) write_file(options->csv, csv_of(rows));
+    print(options->json ? OrderedJson{{"rows", rows}}.dump(1) + "\n" : text);
     return 0;
   };
 }

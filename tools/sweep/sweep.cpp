@@ -696,6 +696,25 @@ StoredSweep read_for_text(const Store& store) {
   return store.read(pointers);
 }
 
+OrderedJson sweep_rows(const Store& store) {
+  std::vector<std::string> pointers{state_pointer};
+  for (const Metric& metric : metric_catalogue) pointers.emplace_back(metric.pointer);
+  const StoredSweep sweep = store.read(pointers);
+  const auto value = [](const Json* found) { return found == nullptr ? Json() : *found; };
+  OrderedJson rows = OrderedJson::array();
+  for (const StoredPoint& point : sweep.points) {
+    OrderedJson& row = rows.emplace_back(OrderedJson::object());
+    row["config_hash"] = point.config_hash;
+    row["status"] = std::string(status_name(point.status));
+    row["error"] = point.error.empty() ? Json() : Json(point.error);
+    row["state"] = value(find_value(point.report, state_pointer));
+    for (const Axis& axis : sweep.axes) row[axis.name] = value(setting_of(point, axis.pointer));
+    for (const Metric& metric : metric_catalogue)
+      row[std::string(metric.name)] = value(find_value(point.report, std::string(metric.pointer)));
+  }
+  return rows;
+}
+
 std::string sweep_text(const StoredSweep& sweep) {
   std::vector<std::string> head;
   for (const Axis& axis : sweep.axes) head.push_back(axis.name);

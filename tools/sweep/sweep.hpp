@@ -123,6 +123,10 @@ inline constexpr const char* state_pointer = "/measurement/state";
 /// Text that a terminal shows of a finished sweep: a row per done point, then the others and why.
 std::string sweep_text(const StoredSweep&);
 
+/// A row for each point of a store: config_hash, status, error, state, settings of the axes, and
+/// metrics under their names; null where a point has none.
+OrderedJson sweep_rows(const Store&);
+
 /// Returns trust_line_over() of all that is done in a store that was read with trust_pointers.
 std::string trust_line(const StoredSweep&);
 

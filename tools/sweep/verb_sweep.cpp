@@ -25,7 +25,8 @@ namespace {
 constexpr int exit_internal_error = 1;
 
 struct SweepArguments {
-  std::string config, store, shard, launcher = "here";
+  std::string config, store, shard, launcher = "here", csv;
+  bool json = false;
   std::vector<std::string> merged;
   int threads = 0;
   SlurmOptions slurm;
@@ -51,7 +52,17 @@ void require_feasible(const Sweep& sweep, const PointRunner& runner) {
                                 sweep.points.size()));
 }
 
+// Prints the points of the store as a table with a note, or as JSON, and writes them as CSV.
+void show(const SweepArguments& options, const StoredSweep& stored, const std::string& note) {
+  const bool rows = options.json || !options.csv.empty();
+  const OrderedJson points = rows ? sweep_rows(Store::open(options.store)) : OrderedJson();
+  if (!options.csv.empty()) write_file(options.csv, csv_of(points));
+  print(options.json ? OrderedJson{{"points", points}}.dump(1) + "\n" : sweep_text(stored) + note);
+}
+
 int submit(const SweepArguments& options, const Sweep& sweep, const PointRunner& runner) {
+  if (options.json || !options.csv.empty())
+    throw ConfigError("--json, --csv: nothing is run yet with --launcher slurm; leave them out");
   require_feasible(sweep, runner);
   SlurmOptions slurm = options.slurm;
   slurm.tasks = std::min(slurm.tasks, sweep.points.size());
@@ -104,7 +115,7 @@ int run_here(const SweepArguments& options, Sweep sweep, const PointRunner& runn
   }
   sweep.points = {};  // the store has them
   const StoredSweep stored = read_for_text(Store::open(options.store));
-  print(sweep_text(stored) + trust_line(stored));
+  show(options, stored, trust_line(stored));
   const bool failed =
       std::any_of(stored.points.begin(), stored.points.end(),
                   [](const StoredPoint& point) { return point.status == PointStatus::failed; });
@@ -114,11 +125,13 @@ int run_here(const SweepArguments& options, Sweep sweep, const PointRunner& runn
 // Shards into one store. Merging again changes nothing.
 int merge(const SweepArguments& options) {
   merge_stores({options.merged.begin(), options.merged.end()}, options.store);
-  print(sweep_text(read_for_text(Store::open(options.store))));
+  show(options, read_for_text(Store::open(options.store)), "");
   return 0;
 }
 
 int run(const SweepArguments& options) {
+  require_writable(options.csv);
+  require_different({{"CONFIG", options.config}, {"-o", options.store}, {"--csv", options.csv}});
   if (!options.merged.empty()) return merge(options);
   if (options.config.empty())
     throw ConfigError("sweep: give a sweep, a JSON file, or --merge STORE...");
@@ -181,6 +194,8 @@ Action setup_sweep(CLI::App& command) {
       .add_option("--sbatch", options->slurm.more,
                   "slurm: any other option, e.g. --sbatch=--account=lab; repeatable")
       ->allow_extra_args(false);
+  command.add_option("--csv", options->csv, "write every point, named as in JSON, to this file");
+  command.add_flag("--json", options->json, "print JSON instead of a table");
   command.footer(std::string(sweep_footer));
   return [options] { return run(*options); };
 }
