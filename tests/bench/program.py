@@ -1,5 +1,5 @@
 """What the whole program takes, as rows of the table that `bench` prints: program.py MOESIM, from the root of the tree."""
-import json, os, pathlib, re, subprocess, sys, tempfile, time
+import json, os, pathlib, re, socket, subprocess, sys, tempfile, time
 
 MOESIM = sys.argv[1]
 
@@ -130,6 +130,54 @@ def compare_threads(folder):
           f"this machine gives {2 * alone / (time.perf_counter() - began):.2f})", flush=True)
 
 
+def price():
+    """Batches a second of `moesim price` and of StepModel in Python: EP8, seven ranks decode 8 sequences, one has a prompt too."""
+    import random
+    draw = random.Random(1)
+    batches = []
+    for _ in range(4000):
+        ranks = [{"new": 8 * [1], "context": [draw.randrange(200, 4000) for _ in range(8)]} for _ in range(8)]
+        prompt = draw.choice(ranks)
+        prompt["new"], prompt["context"] = prompt["new"] + [draw.randrange(64, 512)], prompt["context"] + [0]
+        batches.append({"ranks": ranks})
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(MOESIM).resolve().parents[1] / "python")}
+    in_python = """import json, sys, time, moesim
+model = moesim.StepModel("configs/quick.json", set={"/parallel": {"dp": 8, "ep": 8}, "/fidelity": sys.argv[1]})
+batches = [json.loads(line) for line in sys.stdin]
+model.price(batches[:100])
+began = time.perf_counter()
+model.price(batches[100:])
+print(len(batches[100:]) / (time.perf_counter() - began))"""
+    for fidelity, count, goal in ("sampled", 4000, 10000), ("exact", 400, None):
+        lines = [json.dumps(batch) + "\n" for batch in batches[:count]]
+        # The socket's own rate: what it takes to read the experiment is not counted.
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/price"
+            server = subprocess.Popen([MOESIM, "price", "configs/quick.json", "--set", '/parallel={"dp":8,"ep":8}', "--set",
+                                       f"/fidelity={fidelity}", "--socket", path], stderr=subprocess.DEVNULL)
+            while not os.path.exists(path):
+                time.sleep(.05)
+            caller = socket.socket(socket.AF_UNIX)
+            caller.connect(path)
+            answers = caller.makefile("r")
+            seconds = []
+            for some in lines[:100], lines[100:]:
+                began = time.perf_counter()
+                for i in range(0, len(some), 100):  # as many as fit the socket's buffers
+                    caller.sendall("".join(some[i:i + 100]).encode())
+                    for _ in some[i:i + 100]:
+                        answers.readline()
+                seconds.append(time.perf_counter() - began)
+            server.terminate()
+            server.wait()
+        rate = len(lines[100:]) / seconds[1]
+        row(f"price, {fidelity}, batches/s over a socket", f"{rate:.0f}", goal or "-", goal is None or rate >= goal)
+        if os.path.isdir(environment["PYTHONPATH"]):
+            done = subprocess.run(["/usr/bin/python3", "-c", in_python, fidelity], input="".join(lines), check=True, env=environment,
+                                  capture_output=True, text=True)
+            row(f"price, {fidelity}, batches/s of StepModel in Python", f"{float(done.stdout):.0f}", "-", True)
+
+
 def python():
     """Of the module in the same build, by a Python that has numpy."""
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(MOESIM).resolve().parents[1] / "python")}
@@ -151,5 +199,5 @@ def python():
 
 
 if __name__ == "__main__":
-    for part in sys.argv[2:] or ["start_up", "python", "two_threads", "fidelity", "requests", "sessions", "fleet"]:
+    for part in sys.argv[2:] or ["start_up", "python", "price", "two_threads", "fidelity", "requests", "sessions", "fleet"]:
         globals()[part]()

@@ -189,8 +189,34 @@ def processes():
         pass
 
 
+def step_models():
+    deployment = {"set": {"/parallel": {"dp": 4, "ep": 4}}}
+    rank = {"new": [1, 1, 30], "context": [20, 7, 0], "prompt": [12, 7, 30], "request": [0, 2, 3]}
+    batches = [{"ranks": [rank, {}, {"new": [1], "context": [9]}, {}]}, {"ranks": [{}, {}, {}, {"new": [8, 8], "context": [0, 16]}]}]
+    for fidelity in "exact", "sampled":
+        config = with_(fidelity=fidelity, **{key[1:]: value for key, value in deployment["set"].items()})
+        lines = "".join(json.dumps(batch) + "\n" for batch in 5 * batches)
+        said = subprocess.run([build / "tools/moesim", "price", json.dumps(config)], input=lines, check=True, capture_output=True, text=True)
+        model = moesim.StepModel(config)
+        answers = model.price(5 * batches)
+        assert answers == [json.loads(line) for line in said.stdout.splitlines()] and len(answers) == 10
+        again = moesim.StepModel(with_(fidelity=fidelity), **deployment)  # anew, and a batch at a time
+        assert [again.price(batch) for batch in 5 * batches] == answers
+    refused(lambda: model.price(batches + [{"ranks": [{}]}]), "has 1 ranks, and the deployment 4", place="batch 13:/ranks")
+    assert model.price([]) == []
+    refused(lambda: moesim.StepModel(config, pool="prefill"), "the experiment has one pool")
+    refused(lambda: moesim.StepModel(with_(modle=1)), "modle", place="config:/")
+    refused(lambda: moesim.StepModel(config, socket="here"), "socket")
+    # A policy of Python decides in each step.
+    routed = {kind: moesim.StepModel({**decoded_by(kind), "parallel": {"dp": 4, "ep": 4}}) for kind in ("even", Even)}
+    assert routed["even"].price(batches) == routed[Even].price(batches)
+
+
 def other_verbs():
-    assert "valid" in moesim.check(with_())
+    checked = moesim.check(with_())
+    assert checked["valid"] and checked["pool"]["bytes_per_gpu"]["kv_cache"] > 0, checked
+    points = moesim.pareto("kept.sqlite", by="/token_routing/decode")["points"]
+    assert [point["on_frontier"] for point in points] == [1, 1], points
     assert moesim.explain(with_(), step="decode", sequences=2)["operations"]
     assert set(os.listdir(".")) <= {"mine.py", "policies.py", "kept.sqlite", "__pycache__", "policy.svg", "policy.sqlite"}, os.listdir(".")
 
@@ -213,7 +239,7 @@ def tutorials():
     assert picture.count("<path") > 3 and "FewestTokens" in picture, picture[:500]
 
 
-for part in tutorials, replays_equal, runs_equal, contract, command_line, sweeps, processes, other_verbs:
+for part in tutorials, replays_equal, runs_equal, contract, command_line, sweeps, step_models, processes, other_verbs:
     began = time.monotonic()
     part()
     print(f"{part.__name__}: {time.monotonic() - began:.1f} s", flush=True)

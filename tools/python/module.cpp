@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "tools/cli/program.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/python/policies.hpp"
+#include "tools/run/price.hpp"
 
 namespace moesim {
 
@@ -64,24 +66,70 @@ class Watch {
   std::chrono::steady_clock::time_point last_{};
 };
 
-// Runs a verb as the command line does, and returns its exit code and what it prints.
-std::pair<int, std::string> run_words(std::vector<std::string> words, py::object progress) {
+// Progress, printed text and Ctrl-C are of the process: one call at a time.
+std::unique_lock<std::mutex> alone() {
   static std::mutex running;
-  const std::unique_lock alone(running, std::try_to_lock);
-  if (!alone)
+  std::unique_lock lock(running, std::try_to_lock);
+  if (!lock)
     throw ConfigError(
         "another call of moesim is running in this process; wait for its end, or use a process "
         "for each");
+  take_cause();
+  return lock;
+}
+
+int run_words(std::vector<std::string> words) {
   words.insert(words.begin(), std::string(moesim_program().name));
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
-  take_cause();
+  return run_verb(moesim_program(), std::move(pointers));
+}
+
+// Runs a verb as the command line does, and returns its exit code and what it prints.
+std::pair<int, std::string> run_and_read(std::vector<std::string> words, py::object progress) {
+  const std::unique_lock lock = alone();
   const Watch watch(std::move(progress));
   const PrintedText printed;
   const py::gil_scoped_release release;
-  const int code = run_verb(moesim_program(), std::move(pointers));
+  const int code = run_words(std::move(words));
   return {code, printed.text()};
 }
+
+// Prices of the deployment that `moesim price` with these words would serve.
+class PricedSteps {
+ public:
+  explicit PricedSteps(std::vector<std::string> words) {
+    const std::unique_lock lock = alone();
+    const Watch watch{py::none()};
+    const py::gil_scoped_release release;
+    const struct Taken {
+      ~Taken() { take_priced = nullptr; }
+    } taken;
+    take_priced = [this](std::shared_ptr<const Deployment> priced) {
+      prices_.emplace(*priced);
+      deployment_ = std::move(priced);
+    };
+    run_words(std::move(words));
+  }
+
+  // An answer to each batch, a line each.
+  std::vector<std::string> price(const std::vector<std::string>& batches) {
+    const std::unique_lock lock = alone();
+    const Watch watch{py::none()};
+    const py::gil_scoped_release release;
+    ProgressBar progress("batches");
+    std::vector<std::string> answers;
+    for (const std::string& batch : batches) {
+      answers.push_back(prices_->answer(batch));
+      progress.update(std::ssize(answers), std::ssize(batches));
+    }
+    return answers;
+  }
+
+ private:
+  std::shared_ptr<const Deployment> deployment_;
+  std::optional<StepPrices> prices_;
+};
 
 // The command line itself.
 int run_program(std::vector<std::string> words) {
@@ -98,8 +146,11 @@ int run_program(std::vector<std::string> words) {
 PYBIND11_MODULE(_moesim, module) {
   using namespace moesim;
   pybind11::register_exception<ConfigError>(module, "Refused");
-  module.def("run_words", run_words, pybind11::arg("words"), pybind11::arg("progress"));
+  module.def("run_words", run_and_read, pybind11::arg("words"), pybind11::arg("progress"));
   module.def("run_program", run_program);
+  pybind11::class_<PricedSteps>(module, "StepModel")
+      .def(pybind11::init<std::vector<std::string>>())
+      .def("price", &PricedSteps::price);
   module.def("log_to_python", [] {
     spdlog::set_default_logger(
         std::make_shared<spdlog::logger>("moesim", std::make_shared<LoggingSink>()));

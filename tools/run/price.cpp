@@ -21,7 +21,6 @@
 #include <unistd.h>
 
 #include "hardware/at.hpp"
-#include "tools/bench/step_pricer.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/output.hpp"
 
@@ -113,71 +112,58 @@ class Line {
   Json json_;
 };
 
+}  // namespace
+
 // --- what it is answered -------------------------------------------------------------------------
 
-/// Answers the lines of one caller.
-class Answers {
- public:
-  explicit Answers(const Deployment& deployment)
-      : deployment_(deployment), pricer_(deployment), asked_(at(deployment.parallel.dp)) {}
+StepPrices::StepPrices(const Deployment& deployment)
+    : deployment_(deployment), pricer_(deployment), asked_(at(deployment.parallel.dp)) {}
 
-  /// The answer to a line. Throws ConfigError, and then has priced nothing.
-  std::string answer(std::string_view text) {
-    ++lines_;
-    Line(text, fmt::format("batch {}", lines_)).read(asked_);
-    return to_text(pricer_.price(asked_));
+std::string StepPrices::answer(std::string_view text) {
+  ++lines_;
+  Line(text, fmt::format("batch {}", lines_)).read(asked_);
+  return to_text(pricer_.price(asked_));
+}
+
+double StepPrices::wait(const StepCost& cost, int rank) const {
+  const ParallelPlan& plan = deployment_.parallel;
+  double sum = 0;
+  for (int stage = 0; stage < plan.pp; ++stage) {
+    for (int i = 0; i < plan.tp; ++i)
+      sum += cost.idle[at(stage * plan.stage_gpus() + rank * plan.tp + i)];
   }
+  return sum / (plan.pp * plan.tp);
+}
 
- private:
-  // Mean wait of a rank's GPUs.
-  double wait(const StepCost& cost, int rank) const {
-    const ParallelPlan& plan = deployment_.parallel;
-    double sum = 0;
-    for (int stage = 0; stage < plan.pp; ++stage) {
-      for (int i = 0; i < plan.tp; ++i)
-        sum += cost.idle[at(stage * plan.stage_gpus() + rank * plan.tp + i)];
-    }
-    return sum / (plan.pp * plan.tp);
+void StepPrices::count(const LayerOutcome& layer) {
+  active_ += layer.active_experts;
+  activated_.resize(layer.load.activated.size());
+  for (std::size_t r = 0; r < activated_.size(); ++r) activated_[r] += layer.load.activated[r];
+}
+
+std::string StepPrices::to_text(const StepCost& cost) {
+  active_ = 0;
+  activated_.assign(activated_.size(), 0);
+  for (const LayerOutcome& layer : cost.layers) count(layer);
+  for (const StepSample* sample : cost.samples) {
+    for (int layer = 0; layer < sample->moe_layers; ++layer) count(sample->layer(layer));
   }
+  const double layers = std::max(1, deployment_.model.moe_layers() * cost.passes);
+  for (double& slots : activated_) slots /= layers;
+  waits_.clear();
+  for (int rank = 0; rank < deployment_.parallel.dp; ++rank) waits_.push_back(wait(cost, rank));
+  const double total = cost.total.count();
+  std::string text = fmt::format("{{\"seconds\":{},\"holds\":\"{}\",\"rank_seconds\":[", total,
+                                 step_kind_names[at(pricer_.kind())]);
+  for (std::size_t r = 0; r < waits_.size(); ++r)
+    fmt::format_to(std::back_inserter(text), "{}{:.9f}", r == 0 ? "" : ",", total - waits_[r]);
+  fmt::format_to(std::back_inserter(text),
+                 "],\"wait_seconds\":[{:.9f}],\"active_experts\":{:.3f},\"activated\":[{:.3f}]}}\n",
+                 fmt::join(waits_, ","), active_ / layers, fmt::join(activated_, ","));
+  return text;
+}
 
-  // Adds what a MoE layer activated: experts with a token, and slots with one of each EP rank.
-  void count(const LayerOutcome& layer) {
-    active_ += layer.active_experts;
-    activated_.resize(layer.load.activated.size());
-    for (std::size_t r = 0; r < activated_.size(); ++r) activated_[r] += layer.load.activated[r];
-  }
-
-  std::string to_text(const StepCost& cost) {
-    active_ = 0;
-    activated_.assign(activated_.size(), 0);
-    for (const LayerOutcome& layer : cost.layers) count(layer);
-    for (const StepSample* sample : cost.samples) {
-      for (int layer = 0; layer < sample->moe_layers; ++layer) count(sample->layer(layer));
-    }
-    const double layers = std::max(1, deployment_.model.moe_layers() * cost.passes);
-    for (double& slots : activated_) slots /= layers;
-    waits_.clear();
-    for (int rank = 0; rank < deployment_.parallel.dp; ++rank) waits_.push_back(wait(cost, rank));
-    const double total = cost.total.count();
-    std::string text = fmt::format("{{\"seconds\":{},\"holds\":\"{}\",\"rank_seconds\":[", total,
-                                   step_kind_names[at(pricer_.kind())]);
-    for (std::size_t r = 0; r < waits_.size(); ++r)
-      fmt::format_to(std::back_inserter(text), "{}{:.9f}", r == 0 ? "" : ",", total - waits_[r]);
-    fmt::format_to(
-        std::back_inserter(text),
-        "],\"wait_seconds\":[{:.9f}],\"active_experts\":{:.3f},\"activated\":[{:.3f}]}}\n",
-        fmt::join(waits_, ","), active_ / layers, fmt::join(activated_, ","));
-    return text;
-  }
-
-  const Deployment& deployment_;
-  StepPricer pricer_;
-  std::vector<RankWork> asked_;  // [dp]
-  std::uint64_t lines_ = 0;
-  double active_ = 0;
-  std::vector<double> activated_;  // [EP ranks]
-  std::vector<double> waits_;      // [dp]
-};
+namespace {
 
 // --- who asks ------------------------------------------------------------------------------------
 
@@ -268,12 +254,12 @@ void serve_prices(const Deployment& deployment, const std::string& path) {
   while (wait_for(listener.number())) {
     const Descriptor caller(::accept4(listener.number(), nullptr, nullptr, SOCK_CLOEXEC));
     if (caller.number() < 0) continue;
-    Answers answers(deployment);
+    StepPrices prices(deployment);
     answer_lines(
         caller.number(),
         [&](std::string_view line) -> std::string {
           try {
-            return answers.answer(line);
+            return prices.answer(line);
           } catch (const ConfigError& error) {
             return Json{{"error", error.what()}}.dump(-1, ' ', false,
                                                       Json::error_handler_t::replace) +
@@ -287,9 +273,9 @@ void serve_prices(const Deployment& deployment, const std::string& path) {
 
 void price_stdin(const Deployment& deployment) {
   const InterruptGuard guard("all that was read is answered");
-  Answers answers(deployment);
+  StepPrices prices(deployment);
   answer_lines(
-      STDIN_FILENO, [&](std::string_view line) { return answers.answer(line); },
+      STDIN_FILENO, [&](std::string_view line) { return prices.answer(line); },
       [](std::string_view text) {
         print(text);
         return std::fflush(stdout) == 0;

@@ -32,11 +32,13 @@ void refuse_what_moves(const Deployment& e) {
 
 int price_batches(const PriceOptions& options) {
   TraceLibrary traces;
-  const Experiment experiment =
-      Remarks().say_of(load_experiment(options.experiment.read(), traces));
-  const Deployment& deployment = pool_of(experiment, options.pool);
+  const auto experiment = std::make_shared<const Experiment>(
+      Remarks().say_of(load_experiment(options.experiment.read(), traces)));
+  const Deployment& deployment = pool_of(*experiment, options.pool);
   refuse_what_moves(deployment);
-  if (options.socket.empty()) {
+  if (take_priced) {
+    take_priced({experiment, &deployment});
+  } else if (options.socket.empty()) {
     price_stdin(deployment);
   } else {
     serve_prices(deployment, options.socket);

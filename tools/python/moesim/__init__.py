@@ -23,7 +23,7 @@ from pathlib import Path
 
 from .bin import _moesim
 
-__all__ = ["Error", "Report", "check", "compare", "data", "explain", "pareto", "plan", "read", "replay", "run", "sweep"]
+__all__ = ["Error", "Report", "StepModel", "check", "compare", "data", "explain", "pareto", "plan", "read", "replay", "run", "sweep"]
 __version__ = _moesim.version
 
 data = Path(_moesim.data_folder())
@@ -91,7 +91,7 @@ def sweep(config, output=None, *, progress=None, **options):
 def plan(*, progress=None, **options):
     """Finds deployments as `moesim plan` does: plan(model="gpt_oss_20b", gpu="h200", gpus=8, ttft="1s", tpot="50ms").
 
-    Returns what `moesim plan --json` prints.
+    Returns what `moesim plan --json` prints; with several GPUs or numbers of GPUs a list.
     """
     return json.loads(_verb("plan", None, {"json": True, **options}, progress))
 
@@ -115,13 +115,36 @@ def compare(store, *, progress=None, **options):
 
 
 def pareto(store, *, progress=None, **options):
-    """Finds the frontier of a store, throughput against latency; plot= names a picture to draw. Returns what is printed."""
-    return _verb("pareto", store, options, progress)
+    """Finds the frontier of a store, throughput against latency; plot= names a picture to draw. Returns what `moesim pareto
+    --json` prints."""
+    return json.loads(_verb("pareto", store, {"json": True, **options}, progress))
 
 
 def check(config=None, *, progress=None, **options):
-    """Reads an experiment and all that it names. Returns what `moesim check` prints; raises Error where anything is wrong."""
-    return _verb("check", config, options, progress)
+    """Reads an experiment and all that it names. Returns what `moesim check --json` prints; raises Error where anything is
+    wrong."""
+    return json.loads(_verb("check", config, {"json": True, **options}, progress))
+
+
+class StepModel:
+    """Step times for another scheduler or simulator: StepModel(config, set={"/fidelity": "sampled"}).price(batches).
+
+    The options are those of `moesim price`, and so are batches and answers (`moesim price --help`), as dicts.
+    """
+
+    def __init__(self, config=None, **options):
+        if "socket" in options:
+            raise Error("socket: is an option of the command; call price()")
+        self._model = _answer_of(lambda: _moesim.StepModel(_words("price", config, options)))
+
+    def price(self, batches):
+        """Prices a list of batches, one after another, and returns a list of answers; of one batch its answer.
+
+        Raises Error at the first batch that is wrong; those before it are priced.
+        """
+        lines = [_json(batch, {}) for batch in ([batches] if isinstance(batches, dict) else batches)]
+        answers = [json.loads(answer) for answer in _answer_of(lambda: self._model.price(lines))]
+        return answers[0] if isinstance(batches, dict) else answers
 
 
 def read(store):
@@ -148,7 +171,7 @@ def main():
     sys.exit(_moesim.run_program(["moesim", *sys.argv[1:]]))
 
 
-def _verb(verb, config, options, progress):
+def _words(verb, config, options):
     words = [verb] + ([] if config is None else [_config(config)])
     for name, value in options.items():
         option = "--" + name.replace("_", "-")
@@ -158,11 +181,19 @@ def _verb(verb, config, options, progress):
             words += [f"{option}={pointer}={_json(new, config)}" for pointer, new in value.items()]
         elif value is not None and value is not False:
             words += [f"{option}={_word(one)}" for one in (value if isinstance(value, (list, tuple)) else [value])]
+    return words
+
+
+def _answer_of(call):
     _moesim.log_to_python()
     try:
-        code, text = _moesim.run_words(words, progress)
+        return call()
     except _moesim.Refused as refused:
         raise Error(str(refused)) from _moesim.take_cause()
+
+
+def _verb(verb, config, options, progress):
+    code, text = _answer_of(lambda: _moesim.run_words(_words(verb, config, options), progress))
     if code == 130:
         raise KeyboardInterrupt
     return text
