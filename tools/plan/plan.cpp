@@ -130,9 +130,31 @@ class Search {
     return slo;
   }
 
-  SloHooks begin(const std::string& stage) const {
-    return begin_stage(hooks_, stage, leaders_.empty() ? "" : goodput_text(leaders_.front()),
-                       plan_.runs);
+  // Names of all stages, in order.
+  std::vector<std::string_view> stages() const {
+    std::vector<std::string_view> names{"shapes",
+                                        "prefill and decode apart",
+                                        "steps of prefill and decode together",
+                                        "prefill and decode together",
+                                        "copies and routing",
+                                        "chunks"};
+    if (choices_in(search_.base).drafts > 0) names.emplace_back("drafts");
+    names.emplace_back("layouts of prefill");
+    if (search_.layouts == Layouts::all) names.emplace_back("one kernel");
+    names.insert(names.end(), {"limits on sequences", "long runs", "other seeds"});
+    if (tries_uniform()) names.emplace_back("uniform routing");
+    return names;
+  }
+
+  // True if routing is synthetic, so that the answer hangs on which experts tokens pick.
+  bool tries_uniform() const {
+    return search_.model.moe_layers() > 0 &&
+           search_.base.at("workload").at("gating").at("type") == "topical";
+  }
+
+  SloHooks begin(std::string_view stage) const {
+    return begin_stage(hooks_, stages(), stage,
+                       leaders_.empty() ? "" : goodput_text(leaders_.front()), plan_.runs);
   }
 
   void count(const SloResult& result) {
@@ -484,8 +506,7 @@ class Search {
   // How much of the best answer of each kind hangs on which experts synthetic tokens pick.
   void try_uniform_routing() {
     plan_.uniform.resize(leaders_.size());
-    if (leaders_.empty() || plan_.stopped || search_.model.moe_layers() == 0) return;
-    if (search_.base.at("workload").at("gating").at("type") != "topical") return;
+    if (leaders_.empty() || plan_.stopped || !tries_uniform()) return;
     std::vector<Json> places;
     std::vector<double> loads;
     std::vector<std::size_t> asked;

@@ -50,6 +50,8 @@ struct Plan {
 /// Hooks that the search calls while it works: one stage after the other.
 struct PlanHooks {
   std::function<bool()> stop = [] { return false; };
+  /// `stage`: its name and what is best so far, after "3 of 12". Some searches leave stages out,
+  /// and some go back to one.
   std::function<void(const std::string& stage)> begins = [](auto&) {};
   std::function<void(std::size_t done, std::size_t total)> bounded = [](auto, auto) {};
   std::function<void(std::size_t runs)> ran = [](auto) {};

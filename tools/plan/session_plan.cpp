@@ -275,11 +275,21 @@ class SessionSearch {
         load_experiment(ConfigNode(config, plan_.folder / experiment_file), traces_));
   }
 
-  SloHooks begin(const std::string& stage) const {
+  // Names of all stages, in order.
+  std::vector<std::string_view> stages() const {
+    std::vector<std::string_view> names{"shapes", "deployments", "chunks"};
+    if (planned_.drafts) names.emplace_back("drafts");
+    names.insert(names.end(),
+                 {"copies of experts", "routers of requests", "long runs", "other seeds"});
+    if (!search_.host_memory.empty()) names.emplace_back("a tier of host memory");
+    return names;
+  }
+
+  SloHooks begin(std::string_view stage) const {
     std::string best;
     if (!leaders_.empty())
       best = fmt::format("{}: {}", leaders_.front().rate, choices_of(leaders_.front()).shape());
-    return begin_stage(hooks_, stage, best, planned_.runs);
+    return begin_stage(hooks_, stages(), stage, best, planned_.runs);
   }
 
   // Turns of a lane in a long run.
@@ -422,7 +432,7 @@ class SessionSearch {
   }
 
   SloResult long_runs(const std::vector<Json>& places, const std::vector<double>& loads,
-                      std::size_t seeds, const std::string& stage) {
+                      std::size_t seeds, std::string_view stage) {
     std::vector<Json> drawn;
     const auto first = plan_.base.at("seed").get<std::uint64_t>();
     for (const Json& place : places) {

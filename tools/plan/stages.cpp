@@ -47,9 +47,12 @@ SloSearch stage_search(const PlanSearch& search, Json document, std::vector<Json
           .store = search.store};
 }
 
-SloHooks begin_stage(const PlanHooks& hooks, const std::string& stage, const std::string& best,
-                     std::size_t before) {
-  hooks.begins(best.empty() ? stage : fmt::format("{} (best so far {})", stage, best));
+SloHooks begin_stage(const PlanHooks& hooks, const std::vector<std::string_view>& stages,
+                     std::string_view stage, const std::string& best, std::size_t before) {
+  const auto place = std::ranges::find(stages, stage);
+  check(place != stages.end(), "a stage that is not in the list of stages");
+  hooks.begins(fmt::format("{} of {}: {}{}", place - stages.begin() + 1, stages.size(), stage,
+                           best.empty() ? "" : fmt::format(" (best so far {})", best)));
   return {.stop = hooks.stop,
           .bounded = hooks.bounded,
           .ran = [ran = hooks.ran, before](std::size_t runs) { ran(before + runs); }};

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tools/plan/plan.hpp"
@@ -27,10 +28,10 @@ std::size_t runs_in(const std::filesystem::path& store);
 SloSearch stage_search(const PlanSearch&, Json document, std::vector<Json> places,
                        const std::optional<RateLadder>&);
 
-/// Tells that a stage begins, and what is best so far ("": nothing). The hooks of its runs, of
-/// which `before` ran in earlier stages.
-SloHooks begin_stage(const PlanHooks&, const std::string& stage, const std::string& best,
-                     std::size_t before);
+/// Tells that a stage begins, its place among all, and what is best so far ("": nothing). The hooks
+/// of its runs, of which `before` ran in earlier stages.
+SloHooks begin_stage(const PlanHooks&, const std::vector<std::string_view>& stages,
+                     std::string_view stage, const std::string& best, std::size_t before);
 
 /// Keeps the run that missed by least.
 void keep_nearest(std::vector<SloRun>& nearest, const SloResult&);

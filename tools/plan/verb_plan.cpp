@@ -29,6 +29,7 @@
 #include "tools/plan/lost_gpu.hpp"
 #include "tools/plan/plan.hpp"
 #include "tools/plan/plan_page.hpp"
+#include "tools/plan/scaling.hpp"
 #include "tools/plan/session_answer.hpp"
 #include "tools/plan/stages.hpp"
 #include "tools/sweep/axes.hpp"
@@ -443,8 +444,9 @@ OrderedJson to_json(const SloRun& run) {
   return json;
 }
 
-OrderedJson to_json(const Plan& plan) {
-  OrderedJson json{{"shapes", plan.shapes}, {"fit", plan.fit}, {"runs", plan.runs}};
+OrderedJson to_json(const Plan& plan, const Asked& asked) {
+  OrderedJson json{
+      {"cluster", asked.cluster}, {"shapes", plan.shapes}, {"fit", plan.fit}, {"runs", plan.runs}};
   json["best"] = OrderedJson::array();
   for (std::size_t i = 0; i < plan.best.size(); ++i) {
     OrderedJson& run = json["best"].emplace_back(to_json(plan.best[i]));
@@ -622,8 +624,16 @@ OrderedJson to_json(const LostGpu& lost) {
           {"experts_lost", lost.experts_lost}};
 }
 
+// Answers as JSON: of one plan itself, of several a list.
+using Answers = std::vector<OrderedJson>;
+
+void print_json(const Answers& answers) {
+  if (answers.empty()) return;
+  print((answers.size() == 1 ? answers.front() : OrderedJson(answers)).dump(1) + "\n");
+}
+
 int say(const PlanOptions& options, const ServingQuestion& question, const Asked& asked,
-        const Plan& plan) {
+        const Plan& plan, Answers& answers) {
   const bool met = !plan.best.empty();
   const SloRun& first = met ? plan.best.front() : plan.nearest.front();
   const MoeModel& model = asked.search.model;
@@ -656,7 +666,7 @@ int say(const PlanOptions& options, const ServingQuestion& question, const Asked
         percent(first.trial.attainment), state_of(first));
   }
   if (options.json) {
-    OrderedJson json = to_json(plan);
+    OrderedJson& json = answers.emplace_back(to_json(plan, asked));
     if (!choices.empty()) json["choices"] = choices;
     if (lost) json["fail"] = to_json(*lost);
     if (first.config.contains("anchor")) {
@@ -665,7 +675,6 @@ int say(const PlanOptions& options, const ServingQuestion& question, const Asked
     if (asked.price)
       json["price"] = {{"dollars_per_gpu_hour", asked.price->dollars_per_hour},
                        {"source", asked.price->source}};
-    print(json.dump(1) + "\n");
   } else {
     print(text + effort_text(plan) + "\n" + written_text(asked, page));
     print(anchored_text(asked, first));
@@ -680,6 +689,8 @@ int say(const PlanOptions& options, const ServingQuestion& question, const Asked
 // Shows how far a search is.
 class PlanProgress {
  public:
+  /// `where` is said before each stage: "16 x H200, ".
+  explicit PlanProgress(std::string where) : where_(std::move(where)) {}
   PlanHooks hooks() {
     PlanHooks hooks;
     hooks.stop = InterruptGuard::interrupted;
@@ -688,7 +699,7 @@ class PlanProgress {
       bounds_.emplace("deployments looked at");
       runs_.emplace("runs");
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
-      spdlog::info("stage {}, {:.0f} s: {}", ++stages_, elapsed.count(), stage);
+      spdlog::info("{:.0f} s, {}stage {}", elapsed.count(), where_, stage);
     };
     hooks.bounded = [this](std::size_t done, std::size_t total) {
       bounds_->update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
@@ -706,7 +717,7 @@ class PlanProgress {
 
  private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  int stages_ = 0;
+  std::string where_;
   std::optional<ProgressBar> bounds_, runs_;
 };
 
@@ -740,10 +751,15 @@ auto keeping_no_empty_store(const std::filesystem::path& store, Search&& search)
   }
 }
 
-Plan search(const Asked& asked) {
+// Name of a plan's GPUs before its stages, where there are several plans.
+std::string where_of(const PlanOptions& options, const Asked& asked) {
+  return places_of(options).size() > 1 ? asked.cluster + ", " : "";
+}
+
+Plan search(const PlanOptions& options, const Asked& asked) {
   TraceLibrary traces;
   Remarks remarks;
-  PlanProgress progress;
+  PlanProgress progress(where_of(options, asked));
   return keeping_no_empty_store(asked.search.store, [&] {
     return make_plan(asked.search, traces, remarks, progress.hooks());
   });
@@ -752,6 +768,8 @@ Plan search(const Asked& asked) {
 // How requests/s grow with GPUs, or differ by their kind.
 std::string scaling_text(const std::vector<Asked>& asked, const std::vector<Plan>& plans) {
   Table table({"GPUs", "req/s", "per GPU", "$/M out", "shape"});
+  std::map<std::string, ScaledRun> by_kind;  // the latest of each
+  std::string reasons;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const int gpus = asked[i].search.cluster.gpus();
     if (plans[i].best.empty()) {
@@ -762,12 +780,17 @@ std::string scaling_text(const std::vector<Asked>& asked, const std::vector<Plan
     table.add({asked[i].cluster, number_text(best.per_second()),
                number_text(best.per_second() / gpus), cost(best, asked[i]),
                choices_of(best).shape()});
+    const ScaledRun more{&best, asked[i].cluster, gpus, asked[i].search.folder};
+    if (auto& fewer = by_kind[asked[i].search.cluster.gpu.name]; fewer.run != nullptr)
+      reasons += superlinear_text(std::exchange(fewer, more), more);
+    else
+      fewer = more;
   }
   const auto unlike = [&](const Asked& one) {
     return one.price && asked.front().price && one.price->source != asked.front().price->source;
   };
   const bool sources = std::ranges::any_of(asked, unlike);
-  return "\n" + table.text() +
+  return "\n" + table.text() + reasons +
          (sources ? "prices are of unlike providers; --price sets one price for all\n" : "");
 }
 
@@ -810,7 +833,8 @@ std::string session_question(const PlanOptions& options, const Asked& asked, con
       means.turns, means.prompt, means.computed, means.output, number_text(means.gap), limits));
 }
 
-int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPlanned& plan) {
+int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPlanned& plan,
+                 Answers& answers) {
   const bool met = !plan.best.empty();
   if (!met && plan.nearest.empty()) {
     spdlog::error("no deployment serves a single session within the limits");
@@ -844,7 +868,7 @@ int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPl
                        : "");
   }
   if (options.json) {
-    print(session_json(plan, gpus).dump(1) + "\n");
+    answers.emplace_back(OrderedJson{{"cluster", asked.cluster}}).update(session_json(plan, gpus));
   } else {
     print(text +
           fmt::format("{} shapes, of which {} fit in memory; {} runs\n", plan.shapes, plan.fit,
@@ -877,11 +901,12 @@ int run_sessions(const PlanOptions& options) {
   const bool asks_tier = parse_quantity<Bytes>(options.host_memory) > Bytes(0);
   const InterruptGuard guard("the runs in flight are finished; again to stop at once");
   int code = 0;
+  Answers answers;
   for (const Gpus& gpus : places_of(options)) {
     const Asked asked = ask(options, question, gpus);
     TraceLibrary traces;
     Remarks remarks;
-    PlanProgress progress;
+    PlanProgress progress(where_of(options, asked));
     const SessionPlanned plan = keeping_no_empty_store(asked.search.store, [&] {
       return make_session_plan({.plan = asked.search,
                                 .limits = limits,
@@ -890,8 +915,9 @@ int run_sessions(const PlanOptions& options) {
     });
     progress.finish();
     if (was_stopped(plan, asked)) return exit_interrupted;
-    code = std::max(code, say_sessions(options, asked, plan));
+    code = std::max(code, say_sessions(options, asked, plan, answers));
   }
+  if (options.json) print_json(answers);
   return code;
 }
 
@@ -902,15 +928,19 @@ int run_requests(const PlanOptions& options) {
   std::vector<Asked> asked;
   for (const Gpus& gpus : places_of(options)) asked.push_back(ask(options, question, gpus));
   std::vector<Plan> plans;
+  Answers answers;
   int code = 0;
   for (const Asked& one : asked) {
-    Plan& plan = plans.emplace_back(search(one));
+    Plan& plan = plans.emplace_back(search(options, one));
     if (ranks_by_energy(options)) rank_by_energy(plan);
     if (was_stopped(plan, one)) return exit_interrupted;
     if (plans.size() > 1 && !options.json) print("\n");
-    code = std::max(code, say(options, question, one, plan));
+    code = std::max(code, say(options, question, one, plan, answers));
   }
-  if (plans.size() > 1 && !options.json) print(scaling_text(asked, plans));
+  if (options.json)
+    print_json(answers);
+  else if (plans.size() > 1)
+    print(scaling_text(asked, plans));
   return code;
 }
 
