@@ -104,6 +104,19 @@ std::string name_of(const Alternatives& group, const std::vector<Axis>& axes) {
   return name.empty() ? "all points" : name;
 }
 
+// "best replication: 1.0 in 9 of 10 settings, 1.5 in 1 of 10", ties in both.
+std::string summary(const BestChoice& choice, const std::string& axis) {
+  std::map<Json, std::size_t> wins;
+  for (const Alternatives& group : choice.groups) {
+    for (const Alternative& value : group.values) wins[value.value] += value.best ? 1 : 0;
+  }
+  std::string text;
+  for (const auto& [value, count] : wins)
+    text += fmt::format("{} {} in {} of {}", text.empty() ? "" : ",", setting_text(value), count,
+                        choice.groups.size());
+  return wrapped(fmt::format("best {}, ties counted for each:{} settings", axis, text)) + "\n\n";
+}
+
 }  // namespace
 
 std::vector<std::string> best_pointers() {
@@ -165,7 +178,7 @@ BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
 std::string best_text(const BestChoice& choice) {
   const std::string axis = choice.over.substr(choice.over.rfind('/') + 1);
   const std::string metric = choice.metric.substr(choice.metric.rfind('/') + 1);
-  std::string text;
+  std::string text = choice.groups.size() > 1 ? summary(choice, axis) : "";
   for (const Alternatives& group : choice.groups) {
     std::vector<std::string> head{"", axis, metric, "x first"};
     for (const Aspect& aspect : aspects) head.emplace_back(aspect.metric->heading);

@@ -159,6 +159,11 @@ void note_common(const PoolSpec& pool, Notes& notes) {
   const auto note = [&](const char* pointer, std::string_view name, std::string_view usual) {
     if (name != usual) notes.push_back(fmt::format("{}: {}", pointer, quoted_name(name)));
   };
+  if (const std::int64_t most = max_model_len(pool); most > 0)
+    notes.push_back(
+        fmt::format("requests of more than {} tokens; those of the load are shorter", most));
+  if (!pool.prefix_caching)
+    notes.push_back("prefix caching; prompts of the load are taken to share no prefix");
   note("/capacity", pool.names.capacity, "dropless");
   note("/expert_memory", pool.names.expert_memory, "resident");
   if (!pool.kv_cache.tiers.empty())

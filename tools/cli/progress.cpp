@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto silent_at_first = 1s;
+constexpr auto silent_at_first = 1s, silent_in_a_file = 5s;
 constexpr auto between_bars = 100ms;
 constexpr auto between_lines = 30s;
 constexpr std::int64_t bar_width = 30;
@@ -32,8 +32,8 @@ void ProgressBar::update(std::int64_t done, std::int64_t total) {
   if (watcher) return watcher(what_, done, total);
   const auto now = Clock::now();
   if (done == 0) start_ = now;  // what was before is not this work
-  if (now - start_ < silent_at_first) return;
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  if (now - start_ < (terminal ? silent_at_first : silent_in_a_file)) return;
   const bool ended = done == total;
   const std::int64_t tenths = total > 0 ? done * 10 / total : 0;
   const bool due =

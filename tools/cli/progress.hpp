@@ -10,7 +10,7 @@ namespace moesim {
 
 /// Says on stderr how far long work is and how long it will take. On a terminal it is a bar that is
 /// drawn over, elsewhere a plain line for every tenth and every half minute. Work that takes less
-/// than a second is not mentioned. Not for several threads at a time.
+/// than a second, elsewhere less than five, is not mentioned. Not for several threads at a time.
 class ProgressBar {
  public:
   /// `what` is counted: "points".

@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -72,10 +73,7 @@ struct ServingOptions {
 
   /// The experiment that the options say. Throws ConfigError.
   ConfigNode experiment() const {
-    if (model.empty() || gpu.empty() == cluster.empty() || (concurrency == 0) == rate.empty()) {
-      throw ConfigError(
-          "give CONFIG, or --model M --gpu G --tp N --isl N --osl N --concurrency N (or --rate R)");
-    }
+    require_all();
     ServingQuestion asked = question;
     asked.model = anywhere(model);
     std::string remark;
@@ -89,6 +87,26 @@ struct ServingOptions {
     if (!asked.trace.empty()) asked.trace = std::filesystem::absolute(asked.trace).string();
     if (!remark.empty()) spdlog::warn("{}", remark);
     return {one_deployment(asked, plan, concurrency), experiment_file};
+  }
+
+ private:
+  void require_all() const {
+    const bool no_gpus = gpu.empty() && cluster.empty(), no_load = concurrency == 0 && rate.empty();
+    if (!gpu.empty() && !cluster.empty())
+      throw ConfigError("--gpu, --cluster: give one of them, not both");
+    if (model.empty() && no_gpus && no_load) {
+      throw ConfigError(
+          "give CONFIG, or --model M --gpu G --tp N --isl N --osl N --concurrency N (or --rate R)");
+    }
+    for (const auto& [missing, names] :
+         {std::pair{model.empty(), "--model"}, std::pair{no_gpus, "--gpu or --cluster"},
+          std::pair{no_load, "--concurrency or --rate"}}) {
+      if (missing)
+        throw ConfigError(
+            fmt::format("{} is missing; without CONFIG an experiment needs a model, "
+                        "GPUs and a load",
+                        names));
+    }
   }
 };
 

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "sim/replay/replay.hpp"
 #include "tools/cli/named_files.hpp"
@@ -101,11 +102,10 @@ struct ExtraColumns {
 };
 
 constexpr std::string_view explained_columns =
-    R"(slots: number of slots with tokens on the busiest GPU, mean over layers and batches. +-: 95 % interval
-over batches. tokens: tokens on the busiest GPU. prefill: tokens of the fullest GPU over the mean GPU
-when copies share evenly. bound: ceil(active experts / GPUs), a limit for any placement and routing.
-time: max(weight time * slots, token time * tokens) of the slowest GPU. Columns with / are slots over
-those of the bound, of the best routing, of the even split.
+    R"(slots: number of slots with tokens on the busiest GPU, mean over layers and batches. +-: 95 %
+interval over batches. tokens: tokens on the busiest GPU. prefill: tokens of the fullest GPU over the
+mean GPU when copies share evenly. bound: ceil(active experts / GPUs), a limit for any placement and
+routing. Columns with / are slots over those of the bound, of the best routing, of the even split.
 )";
 
 // Rows of routings that differ in no cell become one, with the names of all.
@@ -129,51 +129,53 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
       std::ranges::any_of(rows, [](const ReplayRow& row) { return row.above_even > 0; });
   const bool several =
       std::ranges::any_of(rows, [](const ReplayRow& row) { return row.tokens_per_request > 1; });
+  // Else the time is the slots.
+  const auto decimals = [](double number) { return fmt::format("{:.3f}", number); };
+  const bool timed = std::ranges::any_of(rows, [&](const ReplayRow& row) {
+    return decimals(row.time_mean) != decimals(row.max_activated_mean);
+  });
   std::vector<std::string> columns({"placement", "replicas", "prefill", "batch", "routing", "slots",
-                                    "+-", "/bound", "tokens", "time", "/best", "/even"});
-  const std::size_t routing = 4;
+                                    "+-", "/bound", "tokens", "/best", "/even"});
+  const std::size_t routing = 4, last_of_slots = 9;
+  if (timed) columns.insert(columns.begin() + last_of_slots, "time");
   if (inversions) columns.emplace_back("worse");
   std::ranges::move(extra.names(), std::back_inserter(columns));
   std::vector<std::vector<std::string>> all;
   for (const ReplayRow& row : rows) {
     std::vector<std::string> cells(
         {row.placement, fmt::format("{:.4g}x", row.replication_effective),
-         fmt::format("{:.3f}", row.token_imbalance),
+         decimals(row.token_imbalance),
          row.tokens_per_request > 1
              ? fmt::format("{} ({:.1f} each)", row.batch, row.tokens_per_request)
              : fmt::format("{}", row.batch),
-         row.routing, fmt::format("{:.3f}", row.max_activated_mean),
-         fmt::format("{:.3f}", row.max_activated_margin),
-         fmt::format("{:.3f}", row.activated_vs_bound), fmt::format("{:.2f}", row.max_tokens_mean),
-         fmt::format("{:.3f}", row.time_mean), fmt::format("{:.3f}", row.activated_vs_optimal),
-         fmt::format("{:.3f}", row.activated_vs_even)});
+         row.routing, decimals(row.max_activated_mean), decimals(row.max_activated_margin),
+         decimals(row.activated_vs_bound), fmt::format("{:.2f}", row.max_tokens_mean),
+         decimals(row.activated_vs_optimal), decimals(row.activated_vs_even)});
+    if (timed) cells.insert(cells.begin() + last_of_slots, decimals(row.time_mean));
     if (inversions)
       cells.push_back(fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases)));
     std::ranges::move(extra.cells(row), std::back_inserter(cells));
     add_row(all, std::move(cells), routing);
   }
+  std::vector<std::string> routings;
+  for (const ReplayRow& row : rows) {
+    if (std::ranges::find(routings, row.routing) == routings.end()) routings.push_back(row.routing);
+  }
+  const std::string every = fmt::format("{}", fmt::join(routings, ", "));
   Table table(columns);
-  for (std::vector<std::string>& row : all) table.add(std::move(row));
+  for (std::vector<std::string>& row : all) {
+    if (routings.size() > 2 && row[routing] == every) row[routing] = "all";
+    table.add(std::move(row));
+  }
   std::string text = table.text() + extra.explained() + std::string(explained_columns);
+  if (timed) {
+    text +=
+        "time: max(weight time * slots, token time * tokens) of the slowest GPU; in units of "
+        "--weight-time.\n";
+  }
   if (inversions)
     text += "worse: layers of batches where a routing activates more slots than the even split.\n";
   return several ? text + "each: tokens per request.\n" : text;
-}
-
-// A line per row under the names of its JSON.
-std::string to_csv(const std::vector<ReplayRow>& rows) {
-  const OrderedJson document = to_json(rows);
-  std::string csv;
-  for (const OrderedJson& row : document.at("rows")) {
-    std::vector<std::string> names, cells;
-    for (const auto& item : row.items()) {
-      names.push_back(item.key());
-      cells.push_back(csv_cell(Json(item.value())));
-    }
-    if (csv.empty()) csv = fmt::format("{}\n", fmt::join(names, ","));
-    csv += fmt::format("{}\n", fmt::join(cells, ","));
-  }
-  return csv;
 }
 
 int replay_trace(const ReplayOptions& options) {
@@ -200,7 +202,7 @@ int replay_trace(const ReplayOptions& options) {
   asked.progress = [&](std::int64_t done, std::int64_t in_all) { bar.update(done, in_all); };
   const std::vector<ReplayRow> rows = replay(trace, asked);
   bar.finish();
-  if (!options.csv.empty()) write_file(options.csv, to_csv(rows));
+  if (!options.csv.empty()) write_file(options.csv, csv_of(to_json(rows).at("rows")));
   print(options.json ? to_json(rows, options.each_batch).dump(1) + "\n" : to_text(rows));
   return 0;
 }
