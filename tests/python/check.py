@@ -225,7 +225,7 @@ def tutorials():
     # The class and the command of the page, as they stand there.
     page = (root / "configs/tutorials/researcher.md").read_text()
     source = page[page.index("    class Mine"):]
-    Path("mine.py").write_text("".join(line[4:] + "\n" for line in source[:source.index("    python3 ")].splitlines()))
+    Path("mine.py").write_text("".join(line[4:] + "\n" for line in source[:source.index("    export PYTHONPATH")].splitlines()))
     command = re.search(r"^ {4}python3 (-m moesim replay .*)$", page, re.M)[1].split()
     command[command.index("--trace") + 1] = str(trace)
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
