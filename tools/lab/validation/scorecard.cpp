@@ -122,8 +122,8 @@ std::string scorecard(const std::vector<ServingRun>& runs, const std::vector<std
       wrapped(
           "median and p90: of |predicted / measured - 1|. bias: the median error with its sign. "
           "tokens/s per GPU of a server: by concurrency, TTFT and TPOT. Worst medians of "
-          "tokens/s per GPU come first. pools: prefill and decode are apart. offline: all prompts "
-          "are there at the start.") +
+          "tokens/s per GPU come first. pools: prefill and decode are apart; some settings of "
+          "their recipes are read from these runs. offline: all prompts are there at the start.") +
       "\n\n## Summary\n\n" + summary(runs, false, "Held out") + summary(runs, true, "Fitted") +
       (contrasts.contrasts.empty() ? "" : "## Choices\n\n" + to_markdown(contrasts)) +
       section(runs, false, "Held-out runs") + section(runs, true, "Fitted runs");
