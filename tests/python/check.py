@@ -120,7 +120,7 @@ def contract():
     refused(lambda: replay(WrongSlot), "picks expert", "but slot 0 does not hold the expert; its slots: ")
     refused(lambda: replay({"type": Broken, "why": 1}), "unexpected keyword argument 'why'")
     refused(lambda: replay(Linear), "is no token router: the class has no method route or route_rows")
-    refused(lambda: replay("nowhere.py:Mine"), "nowhere.py")
+    refused(lambda: replay("nowhere.py:Mine"), "there is no ", "nowhere.py; a name in a config is relative to the config's folder")
     refused(lambda: replay(f"{here}/policies.py:Nobody"), "Nobody")
     for how, said in ("missing", "expert 1 has no slot"), ("out", "holds expert -1; expected 0 to 31"):
         refused(lambda: moesim.replay(trace=trace, gpus=8, batches=2, placement={"type": Broken, "how": how}), said)

@@ -267,6 +267,8 @@ def _fingerprint(policy):
 def _class_of(name, file):
     if name in _given:
         return _given[name]
+    if not os.path.isfile(file):
+        raise FileNotFoundError(f"there is no {file}; a name in a config is relative to the config's folder, so give a whole path")
     key = os.path.realpath(file), os.stat(file).st_mtime_ns
     if key not in _loaded:
         spec = importlib.util.spec_from_file_location(Path(file).stem, file)
