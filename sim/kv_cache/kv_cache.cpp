@@ -51,15 +51,10 @@ KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_cachin
       caching_(prefix_caching),
       drops_last_hit_(drops_last_hit),
       remembers_agents_(remembers_agents),
-      below_(below) {
+      traffic_(below) {
   check(below.tier == nullptr || (caching_ && layout.groups.size() == 1 && !layout.has_windows()),
         "a tier below a cache without prefixes, or with windows");
   if (!caching_) return;
-  for (Tier next{below.tier, below.port}; next.tier != nullptr;) {
-    tiers_.push_back(next);
-    const TierBelow& lower = next.tier->below();
-    next = {lower.tier, lower.first_port + next.port};
-  }
   check(layout.state_blocks == 0, "prefix caching over states");
   pool_.resize(1);
 }
@@ -97,7 +92,8 @@ CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) c
   }
   hit.loads = loadable(hashes, hit.blocks, tokens);
   if (hit.loads > 0)
-    hit.of_lower = of_lower(hashes.subspan(std::size_t(hit.blocks), std::size_t(hit.loads)));
+    hit.of_lower =
+        traffic_.of_lower(hashes.subspan(std::size_t(hit.blocks), std::size_t(hit.loads)));
   return hit;
 }
 
@@ -110,12 +106,10 @@ void KvCache::expect(std::uint32_t request, std::int32_t prompt_tokens,
   holding.groups.resize(layout_.groups.size());
   holding.known = holding.hashes.size();
   holding.agent = agent;
-  if (!agent) return;
-  for (const Tier& tier : tiers_) tier.tier->own(*agent, holding.hashes);
+  if (agent) traffic_.own(*agent, holding.hashes);
 }
 
 void KvCache::pass(Time now) {
-  for (const Tier& tier : tiers_) tier.tier->pass(now);
   std::erase_if(retained_for_, [&](AgentName name) {
     Agent& agent = agents_.at(name);
     if (agent.until >= now) return false;
@@ -166,7 +160,7 @@ void KvCache::prefetch(AgentName name, Time now) {
   const auto all = static_cast<std::int32_t>(std::ssize(known));
   const CacheHit hit = find_all(known, all * layout_.block_tokens + 1);
   if (hit.loads == 0) return;
-  Load load{prefetched, 0, {}, {}, {}, {}};
+  TierTraffic::Load load;
   const auto begin = known.begin() + hit.blocks;
   load.blocks.assign(begin, begin + hit.loads);
   // Blocks that the hit needs in HBM must not make room for the rest of it.
@@ -179,8 +173,7 @@ void KvCache::prefetch(AgentName name, Time now) {
   for (std::int64_t b = 0; fits && b < hit.loads; ++b) load.free.push_back(take_oldest());
   let_go_all(before);
   if (!fits) return;
-  on_their_way_.insert(load.blocks.begin(), load.blocks.end());
-  noted_loads_.push_back(std::move(load));
+  traffic_.note(std::move(load), true);
   load_noted(now);
   copy_taken(now);
 }
@@ -192,28 +185,12 @@ CacheHit KvCache::find(const Sequence& sequence) const {
 
 std::int64_t KvCache::loadable(std::span<const BlockHash> hashes, std::int64_t hit,
                                std::int32_t tokens) const {
-  if (below_.tier == nullptr) return 0;
-  const std::int64_t most = most_found(hashes, tokens);
-  std::int64_t end = hit;
-  while (end < most && nearest(hashes[static_cast<std::size_t>(end)]) < tiers_.size()) ++end;
-  const std::int64_t loads = end - hit - (drops_last_hit_ && end > hit ? 1 : 0);
-  return loads < below_.least_blocks ? 0 : loads;
-}
-
-// The nearest tier that can load a block; the number of tiers if none can.
-std::size_t KvCache::nearest(BlockHash hash) const {
-  std::size_t tier = 0;
-  while (tier < tiers_.size() && !tiers_[tier].tier->has(hash)) ++tier;
-  return tier;
-}
-
-OfLowerTiers<std::int64_t> KvCache::of_lower(std::span<const BlockHash> loaded) const {
-  OfLowerTiers<std::int64_t> blocks{};
-  if (tiers_.size() < 2) return blocks;
-  for (const BlockHash hash : loaded) {
-    if (const std::size_t tier = nearest(hash); tier > 0) ++blocks[tier - 1];
-  }
-  return blocks;
+  if (!traffic_.has_tiers()) return 0;
+  const auto behind = hashes.first(static_cast<std::size_t>(most_found(hashes, tokens)))
+                          .subspan(static_cast<std::size_t>(hit));
+  std::int64_t loads = traffic_.loadable(behind);
+  if (drops_last_hit_ && loads > 0) --loads;
+  return loads < below().least_blocks ? 0 : loads;
 }
 
 // Finds, in HBM and below, for a sequence that has neither computed nor holds anything.
@@ -222,7 +199,7 @@ CacheHit KvCache::find_all(std::span<const BlockHash> hashes, std::int32_t token
     return (before = first_copy(name, before)) != 0;
   };
   return found_above(hashes, tokens, is_here,
-                     [&](BlockHash name) { return on_their_way_.contains(name); });
+                     [&](BlockHash name) { return traffic_.on_its_way(name); });
 }
 
 // A request is served with these leading blocks of its own, above tiers.
@@ -231,24 +208,16 @@ void KvCache::note_hit(const Holding& holding, const CacheHit& hit) {
   for_needed(holding.hashes, hit.blocks, 0, [&](std::size_t, std::int32_t number) {
     Block& block = at(number);
     if (b++ < holding.of_prompt) block.stays = false;
-    ++block.hits;
-    if (!block.stays && below_.tier->write().when_hit(block.hits) &&
-        !below_.tier->holds(block.hash))
-      offers_.emplace_back(number, block.hash);
+    if (!block.stays) traffic_.offer(number, block.hash);
   });
-  if (holding.agent) {
-    for (const Tier& tier : tiers_)
-      tier.tier->announce({*holding.agent, {NextRequest::State::runs, {}, 0}});
-  }
-  below_.tier->use(below_.port,
-                   std::span(holding.hashes).first(static_cast<std::size_t>(hit.all())));
+  traffic_.use(holding.agent, std::span(holding.hashes).first(static_cast<std::size_t>(hit.all())));
 }
 
 void KvCache::take_cached(Sequence& sequence) {
   if (!caching_) return;
   if (sequence.blocks > 0) return;  // what it has, it loaded before
   Holding& holding = holdings_.at(sequence.request);
-  const bool looks_below = below_.tier != nullptr && sequence.computed == 0;
+  const bool looks_below = traffic_.has_tiers() && sequence.computed == 0;
   const CacheHit hit = looks_below ? find_all(holding.hashes, sequence.tokens)
                                    : find(holding.hashes, sequence.tokens);
   if (looks_below) {
@@ -292,107 +261,36 @@ CacheHit KvCache::begin_load(Sequence& sequence) {
   sequence.blocks = hit.all();
   sequence.computed = static_cast<std::int32_t>(hit.all()) * layout_.block_tokens;
   const auto loaded = prompt.subspan(in_hbm);
-  noted_loads_.push_back({sequence.request, end, {loaded.begin(), loaded.end()}, {}, {}, {}});
-  if (below_.read == TierRead::parked) {
-    on_their_way_.insert(loaded.begin(), loaded.end());
-  } else {
-    fill(holding, sequence.request, end);  // its step computes when they are there
-  }
+  const bool parked = below().read == TierRead::parked;
+  traffic_.note({sequence.request, end, {loaded.begin(), loaded.end()}}, parked);
+  if (!parked) fill(holding, sequence.request, end);  // its step computes when they are there
   return hit;
 }
 
-Time KvCache::load_noted(Time now) {
-  Time loaded = now;
-  for (Load& load : noted_loads_) {
-    loaded = std::max(loaded, begin(load, now));
-    loading_.push_back(std::move(load));
-  }
-  noted_loads_.clear();
-  return loaded;
-}
-
-// Each tier carries what it has, all at the same time, and the first one what is staged through it.
-// Answers when the last will have landed.
-Time KvCache::begin(Load& load, Time now) {
-  std::vector<std::vector<BlockHash>> of_tier(tiers_.size());
-  for (const BlockHash hash : load.blocks) {
-    const std::size_t tier = nearest(hash);
-    of_tier.at(tier).push_back(hash);
-    if (tier > 0 && tiers_[tier].tier->path() == TierPath::staged) load.staged.push_back(hash);
-  }
-  Time landed = now;
-  for (std::size_t t = 0; t < tiers_.size(); ++t) {
-    const std::int64_t passing = t == 0 ? std::ssize(load.staged) : 0;
-    if (of_tier[t].empty() && passing == 0) continue;
-    const TransferId id = tiers_[t].tier->load(tiers_[t].port, std::move(of_tier[t]), now, passing);
-    load.parts.emplace_back(t, id);
-    landed = std::max(landed, tiers_[t].tier->loaded_by(id));
-  }
-  return landed;
-}
-
 Time KvCache::copy_taken(Time now) {
-  Time copied = now;
-  if (tiers_.empty()) return copied;
-  std::erase_if(taken_, [&](BlockHash hash) { return block_of_.contains(hash); });
-  for (const auto& stored : below_.tier->store(below_.port, taken_, now))
-    copied = std::max(copied, below_.tier->stored_by(stored.transfer, now));
-  taken_.clear();
-  for (const Tier& tier : tiers_) tier.tier->copy_found(tier.port, now);
-  return copied;
+  return traffic_.copy_taken(now, [this](BlockHash hash) { return block_of_.contains(hash); });
 }
 
 void KvCache::store(Time now) {
-  if (offers_.empty()) return;
-  // Blocks that were let go since then may have been taken for other tokens.
-  std::erase_if(offers_, [&](const auto& offer) {
-    return !at(offer.first).cached || at(offer.first).hash != offer.second;
-  });
-  std::vector<BlockHash> hashes;
-  for (const auto& [block, hash] : offers_) hashes.push_back(hash);
-  for (const KvTier::Stored& stored : below_.tier->store(below_.port, hashes, now)) {
-    std::vector<std::int32_t>& held = storing_[stored.transfer];
-    for (const std::size_t place : stored.places) {
-      held.push_back(offers_[place].first);
-      hold(held.back());
-    }
-  }
-  below_.tier->stamp(hashes);
-  offers_.clear();
+  const auto still = [this](std::int32_t block, BlockHash hash) {
+    return at(block).cached && at(block).hash == hash;
+  };
+  traffic_.store(now, still, [this](std::int32_t block) { hold(block); });
 }
 
 std::optional<std::uint32_t> KvCache::land(std::size_t tier, const KvTier::Landed& landed,
                                            Time now) {
-  if (!landed.load) {
-    if (tier > 0) {
-      tiers_[tier - 1].tier->copied(landed.transfer);
-      return std::nullopt;
-    }
-    const auto stored = storing_.find(landed.transfer);
-    if (stored == storing_.end()) return std::nullopt;  // of a block that was taken
-    let_go_all(stored->second);
-    storing_.erase(stored);
-    return std::nullopt;
+  const auto [copied, load] = traffic_.land(tier, landed, now);
+  let_go_all(copied);
+  if (!load) return std::nullopt;
+  if (load->request != prefetched) {
+    fill(holdings_.at(load->request), load->request, load->end);
+  } else {
+    for (std::size_t b = 0; b < load->free.size(); ++b)
+      add_copy(load->blocks[b], load->free[b], false);
+    let_go_all(load->free);
   }
-  const std::pair part{tier, landed.transfer};
-  const auto has_part = [&](const Load& load) {
-    return std::ranges::find(load.parts, part) != load.parts.end();
-  };
-  const auto found = std::ranges::find_if(loading_, has_part);
-  std::erase(found->parts, part);
-  if (!found->parts.empty()) return std::nullopt;
-  const Load load = std::move(*found);
-  loading_.erase(found);
-  if (!load.staged.empty()) below_.tier->keep(below_.port, load.staged, now);
-  if (below_.read != TierRead::parked) return std::nullopt;
-  for (const BlockHash hash : load.blocks) on_their_way_.erase(hash);
-  if (load.request != prefetched) {
-    fill(holdings_.at(load.request), load.request, load.end);
-    return load.request;
-  }
-  for (std::size_t b = 0; b < load.free.size(); ++b) add_copy(load.blocks[b], load.free[b], false);
-  let_go_all(load.free);
-  return prefetched;
+  return load->request;
 }
 
 void KvCache::grow_cached(Sequence& sequence, std::int32_t tokens, std::int32_t known,
@@ -458,7 +356,7 @@ void KvCache::fill(Holding& holding, std::uint32_t request, std::size_t full_blo
         continue;  // the window left it behind before it was full: the prompt arrived
       const std::size_t place = b - static_cast<std::size_t>(held.first);
       const std::int32_t block = held.blocks[place];
-      add_copy(name_in(g, holding.hashes[b]), block, !below_.output && b >= holding.of_prompt);
+      add_copy(name_in(g, holding.hashes[b]), block, !below().output && b >= holding.of_prompt);
       if (place > 0) at(held.blocks[place - 1]).follower = block;
     }
   }
@@ -468,11 +366,9 @@ void KvCache::add_copy(BlockHash hash, std::int32_t block, bool stays) {
   at(block).cached = true;
   at(block).hash = hash;
   at(block).next_copy = 0;
-  if (below_.tier != nullptr) {
-    at(block).hits = 0;
+  if (traffic_.has_tiers()) {
     at(block).stays = stays;
-    if (!stays && below_.tier->write().when_full() && !below_.tier->holds(hash))
-      offers_.emplace_back(block, hash);
+    if (!stays) traffic_.offer(block, hash);
   }
   const auto [first, fresh] = block_of_.try_emplace(hash, block);
   at(block).first_copy = fresh;
@@ -537,9 +433,7 @@ std::int32_t KvCache::take_oldest() {
   if (at(oldest).cached) {
     at(oldest).cached = false;
     forget(oldest);
-    if (below_.tier != nullptr && !at(oldest).stays &&
-        below_.tier->takes_leaving(at(oldest).hash, at(oldest).hits))
-      taken_.push_back(at(oldest).hash);
+    if (traffic_.has_tiers() && !at(oldest).stays) traffic_.take(at(oldest).hash);
   }
   hold(oldest);
   return oldest;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <set>
 #include <span>
@@ -13,7 +12,7 @@
 
 #include "models/memory.hpp"
 #include "sim/kv_cache/sequence.hpp"
-#include "sim/kv_tiers/kv_tier.hpp"
+#include "sim/kv_tiers/tier_traffic.hpp"
 #include "traces/requests/request_source.hpp"
 
 namespace moesim {
@@ -60,8 +59,7 @@ struct CacheHit {
 /// that follow in any tier; each comes from the nearest one. Loads take their blocks of HBM as they
 /// begin, and no request finds these before they have landed. A copy to the first tier holds its
 /// block of HBM until it has landed. A copy made because a block is taken for other tokens does
-/// not. The cache has no clock: loads and copies are noted, and begin in load_noted(), copy_taken()
-/// and store().
+/// not (TierTraffic).
 class KvCache {
  public:
   /// Prefix caching needs a layout without states, a tier one without windows. With
@@ -92,7 +90,7 @@ class KvCache {
   /// If it is an agent's, tiers learn that the agent is back, and later that the request runs.
   void expect(std::uint32_t request, std::int32_t prompt_tokens, std::vector<BlockHash> known,
               std::optional<AgentName> agent = {});
-  /// It is `now`: what has expired leaves the tiers, and what was held for agents is free.
+  /// Advances time to `now`: what was held for agents until before is free.
   void pass(Time now);
   /// True if an agent's last request was here.
   bool remembers(AgentName agent) const { return agents_.contains(agent); }
@@ -118,7 +116,7 @@ class KvCache {
   CacheHit begin_load(Sequence&);
   /// Begins the loads that were noted. Answers when they will have landed if no other transfer
   /// makes them slower. Those of all ranks come before any rank's copies, which may evict blocks.
-  Time load_noted(Time now);
+  Time load_noted(Time now) { return traffic_.load_noted(now); }
   /// Begins copies of blocks that were taken, and those from tier to tier of blocks that were
   /// found. Answers when the first will have landed if no other transfer makes them slower.
   Time copy_taken(Time now);
@@ -127,11 +125,11 @@ class KvCache {
   /// A transfer of a tier, counted from the first, has landed: the request whose load is now
   /// whole, or `prefetched` if an agent's is; nothing else.
   std::optional<std::uint32_t> land(std::size_t tier, const KvTier::Landed&, Time now);
-  static constexpr std::uint32_t prefetched = std::numeric_limits<std::uint32_t>::max();
+  static constexpr std::uint32_t prefetched = TierTraffic::prefetched;
   /// True if loads or copies are under way.
-  bool moves() const { return !loading_.empty() || !storing_.empty(); }
-  bool loads() const { return !loading_.empty() || !noted_loads_.empty(); }
-  const TierPort& below() const { return below_; }
+  bool moves() const { return traffic_.moves(); }
+  bool loads() const { return traffic_.loads(); }
+  const TierPort& below() const { return traffic_.below(); }
   /// Holds blocks for a step that computes up to `tokens` tokens, of which the first `known` will
   /// stay, drafts perhaps not. Blocks that a window left behind before this step are let go. There
   /// must be enough free ones.
@@ -160,10 +158,9 @@ class KvCache {
     std::int32_t older = 0, newer = 0;  // neighbours in the free list
     std::int32_t next_copy = 0;         // the next block to be full of the same tokens; 0 = none
     std::int32_t follower = 0;          // behind it in the last request that had both; 0 = none
-    std::int32_t hits : 29 = 0;         // by requests since it was filled; counted above a tier
-    bool cached : 1 = false;
-    bool first_copy : 1 = false;  // of those full of the same tokens
-    bool stays : 1 = false;       // tiers are not given it: a reply that no prompt holds yet
+    bool cached = false;
+    bool first_copy = false;  // of those full of the same tokens
+    bool stays = false;       // tiers are not given it: a reply that no prompt holds yet
   };
   // The blocks that a request holds of one group, in order, from the first that its window sees.
   struct Held {
@@ -190,8 +187,6 @@ class KvCache {
   CacheHit found_above(std::span<const BlockHash>, std::int32_t tokens, auto&& is_here,
                        auto&& on_its_way) const;
   CacheHit find_all(std::span<const BlockHash>, std::int32_t tokens) const;
-  std::size_t nearest(BlockHash) const;
-  OfLowerTiers<std::int64_t> of_lower(std::span<const BlockHash> loaded) const;
   void note_hit(const Holding&, const CacheHit&);
   void remember(Holding&);
   std::int64_t reach(std::span<const BlockHash>, std::int64_t blocks, auto&& is_here) const;
@@ -239,29 +234,7 @@ class KvCache {
   bool remembers_agents_;
   std::unordered_map<AgentName, Agent> agents_;
   std::set<AgentName> retained_for_;
-
-  // With tiers below.
-  struct Load {
-    std::uint32_t request = 0;
-    std::size_t end = 0;  // leading blocks of the request when it has landed
-    std::vector<BlockHash> blocks{};
-    std::vector<std::pair<std::size_t, TransferId>> parts{};  // under way, by tier
-    std::vector<BlockHash> staged{};                          // through the first tier
-    std::vector<std::int32_t> free{};                         // held by no request: prefetched
-  };
-  Time begin(Load&, Time now);
-  struct Tier {
-    KvTier* tier;
-    int port;
-  };
-  TierPort below_;
-  std::vector<Tier> tiers_;                                 // nearest first
-  BlockSet on_their_way_;                                   // to HBM
-  std::vector<Load> noted_loads_;                           // begin in load_noted()
-  std::vector<BlockHash> taken_;                            // copied in copy_taken()
-  std::vector<std::pair<std::int32_t, BlockHash>> offers_;  // copied in store()
-  std::vector<Load> loading_;
-  std::unordered_map<TransferId, std::vector<std::int32_t>> storing_;  // blocks held
+  TierTraffic traffic_;
 };
 
 // How many leading blocks a sequence of `tokens` finds, where `is_here` says of a name which are
@@ -280,7 +253,8 @@ CacheHit KvCache::found_above(std::span<const BlockHash> hashes, std::int32_t to
   hit.awaits = hit.blocks < most && on_its_way(hashes[static_cast<std::size_t>(hit.blocks)]);
   if (!hit.awaits) hit.loads = loadable(hashes, hit.blocks, tokens);
   if (hit.loads > 0)
-    hit.of_lower = of_lower(hashes.subspan(std::size_t(hit.blocks), std::size_t(hit.loads)));
+    hit.of_lower =
+        traffic_.of_lower(hashes.subspan(std::size_t(hit.blocks), std::size_t(hit.loads)));
   if (drops_last_hit_ && hit.loads == 0 && hit.blocks > 0) --hit.blocks;
   return hit;
 }
@@ -299,7 +273,7 @@ std::int64_t KvCache::reach(std::span<const BlockHash> hashes, std::int64_t bloc
       const auto first = static_cast<std::size_t>(
           group.first_block(blocks * layout_.block_tokens, layout_.block_tokens));
       const auto needed = hashes.first(static_cast<std::size_t>(blocks)).subspan(first);
-      const auto missed = group.window == 0 && below_.tier == nullptr
+      const auto missed = group.window == 0 && !traffic_.has_tiers()
                               ? std::ranges::partition_point(needed, has)
                               : std::ranges::find_if_not(needed, has);
       if (missed == needed.end()) continue;

@@ -52,7 +52,7 @@ CacheHit KvPlan::find(const Sequence& sequence) const {
   CacheHit hit;
   if (cache_->below().tier != nullptr && sequence.computed == 0) {
     hit = cache_->found_above(hashes, sequence.tokens, is_here, [&](BlockHash name) {
-      return cache_->on_their_way_.contains(name) || on_their_way_.contains(name);
+      return cache_->traffic_.on_its_way(name) || on_their_way_.contains(name);
     });
   } else {
     hit.blocks = cache_->found(hashes, sequence.tokens, is_here);

@@ -3,21 +3,26 @@
 
 namespace moesim {
 
-// The constructor of each row and its options, from policies/.
-std::unique_ptr<Retention> make_lru_retention(ConfigReader&);
-std::unique_ptr<Retention> make_ttl_retention(ConfigReader&);
-std::span<const Key> ttl_retention_keys();
-std::unique_ptr<Retention> make_announced_retention(ConfigReader&);
-std::span<const Key> announced_retention_keys();
+namespace {
 
+std::span<const Key> ttl_keys() {
+  static constexpr Key keys[] = {{"ttl", form::time, required, "after the reply"}};
+  return keys;
+}
+
+}  // namespace
+
+// Continuum ([Continuum], arXiv 2511.02230) pins what a program that called a tool has in HBM. It
+// chooses the time by what a reload would cost and by how long tools take; here the time is given.
 const Registry<Retention>& retentions() {
   static const Registry<Retention> table(
-      "retention",
-      {{"lru", "no block is held between turns; the oldest makes room", make_lru_retention},
-       {"ttl", "an agent's blocks are held for a time after its reply (Continuum)",
-        make_ttl_retention, ttl_retention_keys},
-       {"announced", "an agent's blocks are held if its pause is short", make_announced_retention,
-        announced_retention_keys}});
+      "retention", {{"lru", "no block is held between turns; the oldest makes room",
+                     [](ConfigReader&) { return std::make_unique<Retention>(); }},
+                    {"ttl", "an agent's blocks are held for a time after its reply (Continuum)",
+                     [](ConfigReader& options) {
+                       return std::make_unique<Retention>(options.quantity<Seconds>("ttl"));
+                     },
+                     ttl_keys}});
   return table;
 }
 

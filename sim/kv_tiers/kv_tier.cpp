@@ -23,18 +23,10 @@ KvTier::KvTier(const KvTierPlan& plan, std::int64_t blocks, BlockShard of_block,
       of_block_(of_block),
       reads_(plan.share, rates_of(plan, plan.bandwidth), ports),
       writes_(plan.share, rates_of(plan, plan.write_bandwidth), ports),
-      order_(plan.eviction->order(blocks)),
+      order_(plan.eviction->order()),
       found_(static_cast<std::size_t>(ports)) {
   check(blocks >= 1, "a tier without room");
-  if (plan.eviction->looks_ahead() || plan.write->looks_ahead()) owners_.emplace();
-}
-
-void KvTier::pass(Time now) {
-  order_->clock(now);
-  while (const auto hash = order_->expired([this](BlockHash held) { return pinned(held); })) {
-    count_fill(now);
-    evict(*hash);
-  }
+  if (plan.eviction->looks_ahead() || plan.write->live_only) owners_.emplace();
 }
 
 void KvTier::own(AgentName agent, std::span<const BlockHash> blocks) {
@@ -53,24 +45,20 @@ void KvTier::tell_order(std::span<const BlockHash> changed) {
 }
 
 void KvTier::use(int port, std::span<const BlockHash> prompt) {
-  renew(prompt, true);
+  stamp(prompt);
   if (below_.tier == nullptr) return;
   for (const BlockHash hash : prompt) {
-    const auto found = blocks_.find(hash);
-    if (found == blocks_.end() || !found->second.landed) continue;
-    if (below_.tier->write().when_hit(++found.value().hits) && !below_.tier->holds(hash))
+    if (below_.tier->write().when_there && has(hash) && !below_.tier->holds(hash))
       found_[static_cast<std::size_t>(port)].push_back(hash);
   }
   below_.tier->use(below_.first_port + port, prompt);
 }
 
-void KvTier::stamp(std::span<const BlockHash> prompt) { renew(prompt, false); }
-
-void KvTier::renew(std::span<const BlockHash> prompt, bool found) {
+void KvTier::stamp(std::span<const BlockHash> prompt) {
   std::for_each(prompt.rbegin(), prompt.rend(), [&](BlockHash hash) {
     const auto held = blocks_.find(hash);
     if (held == blocks_.end()) return;
-    found && held->second.landed ? order_->use(hash) : order_->renew(hash);
+    order_->use(hash);
     held.value().stamp = ++last_stamp_;
   });
 }
@@ -141,7 +129,7 @@ void KvTier::keep(int port, std::span<const BlockHash> passed, Time now) {
     ++tally_.kept;
   });
   copy_leaving(port, now);
-  if (below_.tier == nullptr || !below_.tier->write().when_full()) return;
+  if (below_.tier == nullptr || !below_.tier->write().when_there) return;
   std::vector<BlockHash> here(passed.begin(), passed.end());
   std::erase_if(here, [this](BlockHash hash) { return !has(hash); });
   copy_below(port, std::move(here), now);
@@ -195,8 +183,7 @@ bool KvTier::make_room() {
   if (resident() < capacity_) return true;
   const auto victim = order_->victim([this](BlockHash hash) { return pinned(hash); });
   if (!victim) return false;
-  if (below_.tier != nullptr && below_.tier->takes_leaving(*victim, blocks_.at(*victim).hits))
-    leaving_.push_back(*victim);
+  if (below_.tier != nullptr && below_.tier->takes_leaving(*victim)) leaving_.push_back(*victim);
   evict(*victim);
   return true;
 }
@@ -260,14 +247,13 @@ void KvTier::land_stores(Time now) {
     const auto store = storing_.find(id);
     for (const BlockHash hash : store->second.blocks) blocks_.at(hash).landed = true;
     landed_stores_.push_back({store->second.port, false, id});
-    if (below_.tier != nullptr && below_.tier->write().when_full())
+    if (below_.tier != nullptr && below_.tier->write().when_there)
       copy_below(store->second.port, store->second.blocks, now);
     storing_.erase(store);
   }
 }
 
 void KvTier::count_fill(Time now) {
-  order_->clock(now);
   tally_.block_seconds += static_cast<double>(resident()) * to_seconds(now - changed_).count();
   changed_ = now;
 }

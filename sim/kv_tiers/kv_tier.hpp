@@ -13,7 +13,7 @@ namespace moesim {
 struct KvTierTally {
   std::int64_t loads = 0, stores = 0;   ///< transfers
   std::int64_t read = 0, written = 0;   ///< blocks that they carried
-  std::int64_t evicted = 0, dead = 0;   ///< that made room or expired; of these, never read
+  std::int64_t evicted = 0, dead = 0;   ///< that made room; of these, never read
   std::int64_t refused = 0;             ///< not stored: all that the tier holds was pinned
   std::int64_t given_up = 0;            ///< loads whose request lost its blocks before it ran
   std::int64_t passed = 0;              ///< blocks of lower tiers that loads carried past it
@@ -67,14 +67,12 @@ class KvTier {
   std::int64_t capacity() const { return capacity_; }
   const TierWrite& write() const { return *plan_.write; }
   /// True if a block that the memory above takes for other tokens is copied here.
-  bool takes_leaving(BlockHash hash, int hits) const {
-    return write().when_taken(hits, !owners_ || owners_->has(hash));
+  bool takes_leaving(BlockHash hash) const {
+    return write().when_taken && (!write().live_only || owners_->has(hash));
   }
   TierPath path() const { return plan_.path; }
   const TierBelow& below() const { return below_; }
 
-  /// It is `now`: what has expired leaves.
-  void pass(Time now);
   /// Blocks that an agent's request, which is under way, has or will fill, its first one first.
   void own(AgentName, std::span<const BlockHash>);
   /// When an agent asks again.
@@ -130,7 +128,6 @@ class KvTier {
     bool landed = false;
     bool read = false;
     int pins = 0;            // by loads, and by copies to the tier below
-    int hits = 0;            // by requests since it landed; counted above a tier
     std::int64_t stamp = 0;  // the greatest is the newest
   };
   struct Moving {
@@ -138,7 +135,6 @@ class KvTier {
     Time began{};
     std::vector<BlockHash> blocks{};
   };
-  void renew(std::span<const BlockHash> prompt, bool found);
   bool make_room();
   bool pinned(BlockHash) const;
   void evict(BlockHash);

@@ -10,48 +10,41 @@
 
 namespace moesim {
 
-// The constructor of each row and its options, from policies/.
+// The constructor of each row, from policies/.
 std::unique_ptr<TierEviction> make_lru_tier(ConfigReader&);
-std::unique_ptr<TierEviction> make_fifo_tier(ConfigReader&);
-std::unique_ptr<TierEviction> make_arc_tier(ConfigReader&);
-std::unique_ptr<TierEviction> make_ttl_tier(ConfigReader&);
-std::span<const Key> ttl_tier_keys();
 std::unique_ptr<TierEviction> make_steps_to_use_tier(ConfigReader&);
 std::unique_ptr<TierEviction> make_oracle_tier(ConfigReader&);
-std::unique_ptr<TierWrite> make_write_through(ConfigReader&);
-std::unique_ptr<TierWrite> make_write_back(ConfigReader&);
-std::unique_ptr<TierWrite> make_live(ConfigReader&);
-std::unique_ptr<TierWrite> make_selective(ConfigReader&);
-std::span<const Key> selective_keys();
-std::unique_ptr<TierWrite> make_frequency(ConfigReader&);
-std::span<const Key> frequency_keys();
 
 const Registry<TierEviction>& tier_evictions() {
   static const Registry<TierEviction> table(
       "tier_eviction",
       {{"lru", "the block that was found longest ago makes room", make_lru_tier},
-       {"fifo", "the block that was stored first makes room", make_fifo_tier},
-       {"arc", "lru among blocks never found, or among the others (vLLM)", make_arc_tier},
-       {"ttl", "as lru; what no request found for a time is forgotten", make_ttl_tier,
-        ttl_tier_keys},
        {"steps_to_use", "the block whose session has most turns to wait for (KVFlow)",
         make_steps_to_use_tier},
        {"oracle", "the block whose session comes back last: a bound", make_oracle_tier}});
   return table;
 }
 
+namespace {
+
+std::unique_ptr<TierWrite> make_write(TierWrite write) {
+  return std::make_unique<TierWrite>(write);
+}
+
+}  // namespace
+
+// The offloading connector of vLLM offers all blocks of a request, and the tier takes those that it
+// lacks. TensorRT-LLM and SGLang's write_back wait for the copy of a block that is taken. What an
+// agent leaves behind with its last turn is not worth a copy.
 const Registry<TierWrite>& tier_writes() {
   static const Registry<TierWrite> table(
       "tier_write",
       {{"write_through", "a block is copied as soon as it is computed (vLLM, SGLang)",
-        make_write_through},
+        [](ConfigReader&) { return make_write({.when_there = true}); }},
        {"write_back", "a block is copied before other tokens take its place (TensorRT-LLM)",
-        make_write_back},
-       {"live", "as write_back, if a session that continues has the block", make_live},
-       {"selective", "a block is copied when requests have found it often enough (SGLang)",
-        make_selective, selective_keys},
-       {"frequency", "as write_back, if requests have found the block (KVBM before a disk)",
-        make_frequency, frequency_keys}});
+        [](ConfigReader&) { return make_write({.when_taken = true}); }},
+       {"live", "as write_back, if a session that continues has the block",
+        [](ConfigReader&) { return make_write({.when_taken = true, .live_only = true}); }}});
   return table;
 }
 

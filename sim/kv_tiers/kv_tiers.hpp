@@ -27,11 +27,9 @@ class TierOrder {
   virtual ~TierOrder() = default;
   /// A block is stored that is not held yet.
   virtual void add(BlockHash) = 0;
-  /// A request finds a block that is held and has landed.
+  /// A request finds a block that is held, or one that is held stands in a prompt whose blocks
+  /// come.
   virtual void use(BlockHash) = 0;
-  /// A block that is held stands in a prompt whose blocks come or have just come; no request has
-  /// found it.
-  virtual void renew(BlockHash) = 0;
   /// When a block that is held is needed next; told only to orders of a policy that looks_ahead().
   /// Until then, never.
   virtual void next_use(BlockHash, const NextRequest&) {}
@@ -39,43 +37,29 @@ class TierOrder {
   virtual void remove(BlockHash) = 0;
   /// The block to evict next, of those that are not pinned; nothing if all are.
   virtual std::optional<BlockHash> victim(const std::function<bool(BlockHash)>& pinned) const = 0;
-  /// It is `now`, never earlier than before.
-  virtual void clock(Time /*now*/) {}
-  /// A block that leaves though there is room, of those that are not pinned; nothing if none does.
-  virtual std::optional<BlockHash> expired(const std::function<bool(BlockHash)>& /*pinned*/) const {
-    return std::nullopt;
-  }
 };
 
 /// Decides which block of a full tier makes room. Pure; its orders have state.
 class TierEviction {
  public:
   virtual ~TierEviction() = default;
-  /// The order of an empty tier with room for so many blocks.
-  virtual std::unique_ptr<TierOrder> order(std::int64_t capacity) const = 0;
+  /// The order of an empty tier.
+  virtual std::unique_ptr<TierOrder> order() const = 0;
   /// True if its orders are told when sessions need their blocks next.
   virtual bool looks_ahead() const { return false; }
 };
 
-/// Decides when a block of the memory above, HBM or a nearer tier, is copied to a tier that lacks
-/// it. Pure.
-class TierWrite {
- public:
-  virtual ~TierWrite() = default;
-  /// The block has just been computed, or its copy to the tier above has landed.
-  virtual bool when_full() const { return false; }
-  /// A request found the block above: the `hits`-th one since the block came there, from 1 on.
-  virtual bool when_hit(int /*hits*/) const { return false; }
-  /// The block is about to be taken for other tokens; so many requests have found it above.
-  /// `goes_on`: an agent of a session has it that has not had its last turn; always true unless
-  /// the policy looks_ahead().
-  virtual bool when_taken(int /*hits*/, bool /*goes_on*/) const { return false; }
-  virtual bool looks_ahead() const { return false; }
+/// Moments at which a block of the memory above, HBM or a nearer tier, is copied to a tier that
+/// lacks it.
+struct TierWrite {
+  bool when_there = false;  ///< just computed, or landed above; again when a request finds it there
+  bool when_taken = false;  ///< about to be taken for other tokens
+  bool live_only = false;   ///< when_taken: if an agent of a session has it that asks again
 };
 
-/// The table: lru, fifo, arc, ttl, steps_to_use, oracle.
+/// The table: lru, steps_to_use, oracle.
 const Registry<TierEviction>& tier_evictions();
-/// The table: write_through, write_back, live, selective, frequency.
+/// The table: write_through, write_back, live.
 const Registry<TierWrite>& tier_writes();
 
 /// Who shares a tier.

@@ -12,8 +12,7 @@ namespace moesim {
 class NextUseOrder : public TierOrder {
  public:
   void add(BlockHash hash) final { put(hash, Place{far({}), ++stamps_}); }
-  void use(BlockHash hash) final { renew(hash); }
-  void renew(BlockHash hash) final { move(hash, Place{places_.at(hash).far, ++stamps_}); }
+  void use(BlockHash hash) final { move(hash, Place{places_.at(hash).far, ++stamps_}); }
   void next_use(BlockHash hash, const NextRequest& next) final {
     move(hash, Place{far(next), places_.at(hash).stamp});
   }

@@ -137,7 +137,7 @@ std::optional<std::size_t> Instance::announce(const Announcement& announced, Tim
     return std::nullopt;
   }
   const KvCacheSpec& spec = deployment_.kv_cache;
-  if (const auto until = spec.retains() ? spec.retention->until(now, next) : std::nullopt)
+  if (const auto until = spec.retains() ? spec.retention->until(now) : std::nullopt)
     rank->kv.retain(announced.agent, *until);
   const bool comes = spec.prefetch_lead && next.state == NextRequest::State::due;
   if (!comes || below_.empty()) return std::nullopt;

@@ -17,11 +17,8 @@
 namespace moesim::test_kv_tiers {
 namespace {
 
-using test::load_tiny;
-using test::serve;
-using test::Served;
-using test::WithinAbs;
-using test::WithinRel;
+using Catch::Matchers::Contains;
+using namespace test;
 
 Time at_s(double seconds) { return Time{} + to_duration(Seconds(seconds)); }
 
@@ -118,7 +115,7 @@ TEST_CASE("each piece of a transfer takes its time beside the bytes") {
 // ---- a tier ----
 
 KvTierPlan plan_of(const std::string& tier) {
-  const ConfigNode node = test::config("{\"tiers\": [" + tier + "]}");
+  const ConfigNode node = config("{\"tiers\": [" + tier + "]}");
   return read_kv_tiers(node.child("tiers"), tier_evictions(), tier_writes(), BytesPerSecond(60e9))
       .front();
 }
@@ -157,84 +154,15 @@ TEST_CASE("law 4: a block can be loaded when its copy has landed, and makes room
   CHECK(tally.refused == 1);
 }
 
-TEST_CASE("the order of eviction is that of the last use, or of the copy") {
-  for (const auto& [eviction, survivor] :
-       std::map<std::string, BlockHash>{{"lru", 1}, {"fifo", 2}}) {
-    CAPTURE(eviction);
-    const KvTierPlan plan =
-        plan_of(fmt::format(R"({{"capacity": "1 GB", "eviction": "{}"}})", eviction));
-    KvTier tier(plan, 2, {Bytes(1)}, 1);
-    tier.store(0, std::vector<BlockHash>{1, 2}, at_s(0));
-    land(tier, 1);
-    tier.use(0, std::vector<BlockHash>{1});
-    tier.store(0, std::vector<BlockHash>{3}, at_s(1));
-    CHECK(tier.holds(survivor));
-    CHECK_FALSE(tier.holds(3 - survivor));
-  }
-}
-
-// Room for 4. 1 and 2 are found, then 5 to 8 are stored: 3, 4, 5, 6 make room, which nobody found.
-// As 5, 6, 4 come again, 7, 8, 5 make room, and of blocks that nobody found 1, 2, 3 may stay. For 9
-// then one of those that were found makes room, the oldest.
-TEST_CASE("arc keeps what was found from a scan, until what it gave up comes again") {
-  const KvTierPlan plan =
-      plan_of(R"({"capacity": "1 GB", "eviction": "arc", "bandwidth": "1000000000 TB/s"})");
-  KvTier tier(plan, 4, {Bytes(1)}, 1);
-  double now = 0;
-  const auto store = [&](std::vector<BlockHash> blocks) {
-    for (const BlockHash hash : blocks) {
-      tier.store(0, std::vector{hash}, at_s(now));
-      land(tier, now += 1);
-    }
-  };
-  const auto held = [&] {
-    std::vector<BlockHash> all;
-    for (BlockHash hash = 1; hash < 10; ++hash) {
-      if (tier.holds(hash)) all.push_back(hash);
-    }
-    return all;
-  };
-  store({1, 2, 3, 4});
-  tier.use(0, std::vector<BlockHash>{2});
+TEST_CASE("the order of eviction is that of the last use") {
+  const KvTierPlan plan = plan_of(R"({"capacity": "1 GB"})");
+  KvTier tier(plan, 2, {Bytes(1)}, 1);
+  tier.store(0, std::vector<BlockHash>{1, 2}, at_s(0));
+  land(tier, 1);
   tier.use(0, std::vector<BlockHash>{1});
-  store({5, 6, 7, 8});
-  CHECK(held() == std::vector<BlockHash>{1, 2, 7, 8});
-  store({5, 6, 4});
-  CHECK(held() == std::vector<BlockHash>{1, 2, 4, 6});
-  store({9});
-  CHECK(held() == std::vector<BlockHash>{1, 4, 6, 9});
-  // 6 makes room for 2. That had been found, so now those that never were make room first: 3 - 4
-  // / 1.
-  store({2});
-  CHECK(held() == std::vector<BlockHash>{1, 2, 4, 9});
-  store({3});
-  CHECK(held() == std::vector<BlockHash>{1, 2, 3, 9});
-}
-
-// Five minutes by default, counted from the last time that somebody found the block.
-TEST_CASE("ttl forgets what nobody found for a time, room or not, but nothing on its way") {
-  const KvTierPlan plan = plan_of(
-      R"({"capacity": "1 GB", "eviction": {"type": "ttl", "ttl": "10 s"}, "bandwidth": "1 B/s"})");
-  KvTier tier(plan, 8, {Bytes(1)}, 1);
-  tier.store(0, std::vector<BlockHash>{1, 2, 3}, at_s(0));
-  land(tier, 3);
-  tier.pass(at_s(6));
-  tier.use(0, std::vector<BlockHash>{2});
-  tier.load(0, {3}, at_s(8));
-  tier.store(0, std::vector<BlockHash>{4}, at_s(8));
-  tier.pass(at_s(11));
-  CHECK_FALSE(tier.holds(1));
-  CHECK(tier.holds(2));
-  CHECK(tier.holds(3));  // on its way to HBM
-  land(tier, 12);
-  tier.pass(at_s(12));
-  CHECK_FALSE(tier.holds(3));
-  tier.pass(at_s(16));
-  CHECK(tier.holds(2));
-  tier.pass(at_s(16.1));
+  tier.store(0, std::vector<BlockHash>{3}, at_s(1));
+  CHECK(tier.holds(1));
   CHECK_FALSE(tier.holds(2));
-  CHECK(tier.holds(4));
-  CHECK(tier.tally(at_s(16.1)).evicted == 3);
 }
 
 // ---- what sessions announce ----
@@ -300,7 +228,7 @@ std::int64_t hits_of(std::string_view eviction, std::int64_t room,
                      const std::vector<BlockHash>& asked) {
   const auto policy =
       tier_evictions().make(ConfigNode(Json(std::string(eviction)), "test.json").as_policy());
-  const auto order = policy->order(room);
+  const auto order = policy->order();
   std::set<BlockHash> held;
   std::int64_t hits = 0;
   for (std::size_t i = 0; i < asked.size(); ++i) {
@@ -442,7 +370,7 @@ Served serve_a_and_b(const std::string& prompts, const Json& tiers, int seconds_
         R"({{"timestamp": {}, "input_length": 65, "output_length": 1, "hash_ids": [{}]}})"
         "\n",
         1000 * seconds_apart * int(i), int(prompts[i]));
-  const test::TemporaryFile file("prompts.jsonl", lines);
+  const TemporaryFile file("prompts.jsonl", lines);
   Json set = one_rank(tiers);
   set["workload"] = {
       {"lengths", nullptr},
@@ -483,11 +411,11 @@ TEST_CASE("known answer 4: what A finds after B, and what was copied for that") 
     Json tier;
     int loaded, computed, written, read;
   };
-  const Json selective{{"type", "selective"}, {"hits", 1}};
-  const Row rows[] = {
-      {host(8, "write_through"), 48, 1, 8, 3}, {host(8, "write_back"), 48, 1, 6, 3},
-      {host(8, selective), 0, 49, 1, 0},       {host(4, "write_through"), 0, 49, 12, 0},
-      {host(4, "write_back"), 48, 1, 6, 3},    {nullptr, 0, 49, 0, 0}};
+  const Row rows[] = {{host(8, "write_through"), 48, 1, 8, 3},
+                      {host(8, "write_back"), 48, 1, 6, 3},
+                      {host(4, "write_through"), 0, 49, 12, 0},
+                      {host(4, "write_back"), 48, 1, 6, 3},
+                      {nullptr, 0, 49, 0, 0}};
   for (const Row& row : rows) {
     CAPTURE(row.tier.dump());
     const Figures figures = a_and_b("ABA", row.tier);
@@ -506,7 +434,6 @@ TEST_CASE("known answer 4: what is there already is not copied again") {
   };
   CHECK(moved("write_through") == std::pair<std::int64_t, std::int64_t>{8, 9});
   CHECK(moved("write_back") == std::pair<std::int64_t, std::int64_t>{6, 9});
-  CHECK(moved({{"type", "selective"}, {"hits", 1}}) == std::pair<std::int64_t, std::int64_t>{2, 0});
 }
 
 // ---- tiers below each other ----
@@ -531,26 +458,6 @@ Moved moved(const Served& served, const char* tier) {
           blocks(stats.value("kept_bytes", 0.)), blocks(stats["write"]["bytes"])};
 }
 
-// The second A finds all four blocks in HBM. B takes three of them, which are copied; of B no
-// request finds any.
-TEST_CASE("what makes room is copied if it was found, and not if it never was") {
-  const Figures once = a_and_b("ABA", host(8, "frequency"));
-  CHECK(once.computed == std::vector<std::int32_t>{65, 65, 49});
-  CHECK(once.written == 0);
-  const Figures found = a_and_b("AABA", host(8, "frequency"));
-  CHECK(found.hbm == std::vector<std::int32_t>{0, 64, 0, 16});
-  CHECK(found.loaded == std::vector<std::int32_t>{0, 0, 0, 48});
-  CHECK(found.written == 3);
-  CHECK(found.read == 3);
-  CHECK(a_and_b("AABA", host(8, {{"type", "frequency"}, {"hits", 2}})).written == 0);
-  // From tier to tier: A comes down to the disk as the host finds no room, if a request found it.
-  const auto on_disk = [](const char* write) {
-    return moved(serve_a_and_b("ABACA", Json::array({host(4, "write_back"), disk(8, write)})),
-                 "disk");
-  };
-  CHECK(on_disk("frequency").written < on_disk("write_back").written);
-}
-
 // By hand. HBM of 6 blocks, a host of 4 that is written back. B takes A4, A3, A2 from HBM, and the
 // host has these three. The second A loads them; B4 and B3 make way meanwhile, when of the host
 // only B4 is not pinned: B3 takes its place, and B2 that of A4. The second B finds B1 in HBM, B2
@@ -566,12 +473,9 @@ TEST_CASE("what a host of 4 blocks gives up is found on the disk of 8 below it")
                       request.prompt_tokens - request.cached_tokens);
   };
   const Json four = host(4, "write_back");
-  const Json selective{{"type", "selective"}, {"hits", 1}};
   CHECK(last(four) == std::tuple(32, 0, 17));
   CHECK(last(Json::array({four, disk(8, "write_back")})) == std::tuple(32, 16, 1));
   CHECK(last(Json::array({four, disk(8, "write_through")})) == std::tuple(32, 16, 1));
-  // Of B4 no request found a copy in the host.
-  CHECK(last(Json::array({four, disk(8, selective)})) == std::tuple(32, 0, 17));
   // As good as a host of both sizes.
   CHECK(last(host(12, "write_back")) == std::tuple(48, 0, 1));
 }
@@ -598,8 +502,6 @@ TEST_CASE("what two tiers carried, block by block") {
   CHECK(of(disk(8, "write_through")) ==
         std::pair(Moved{.read = 6, .passed = 1, .kept = 1, .written = 9},
                   Moved{.read = 1, .written = 6}));
-  CHECK(of(disk(8, {{"type", "selective"}, {"hits", 1}})) ==
-        std::pair(Moved{.read = 5, .written = 9}, Moved{.written = 5}));
 }
 
 // The second B loads 2 blocks from the host at 1 a second, and 1 from the disk.
@@ -656,7 +558,7 @@ TEST_CASE("law 4: a hit reaches over HBM and all tiers up to the first block tha
 }
 
 TEST_CASE("copies to a lower tier pin their source, and neither tier holds more than its room") {
-  for (const char* write : {"write_through", "write_back", "selective", "frequency"}) {
+  for (const char* write : {"write_through", "write_back"}) {
     CAPTURE(write);
     Rng rng(2, "test/kv_tiers");
     const KvTierPlan far = plan_of(
@@ -712,7 +614,7 @@ TEST_CASE("copies to a lower tier pin their source, and neither tier holds more 
 
 // The last A, which loads 3 blocks in 3 s, with something beside it.
 Served loads_three(const std::string& read, const Json& tier_changes, std::string more = "") {
-  const test::TemporaryFile file(
+  const TemporaryFile file(
       "prompts.jsonl",
       R"({"timestamp": 0, "input_length": 65, "output_length": 1, "hash_ids": [1]}
 {"timestamp": 40000, "input_length": 65, "output_length": 1, "hash_ids": [2]}
@@ -843,7 +745,7 @@ TEST_CASE("requests that need the same blocks share one load") {
 TEST_CASE("a hit shorter than it is worth is computed") {
   Json tier = host(8, "write_through");
   const auto loaded = [&](int least) {
-    const test::TemporaryFile file(
+    const TemporaryFile file(
         "prompts.jsonl",
         R"({"timestamp": 0, "input_length": 65, "output_length": 1, "hash_ids": [1]}
 {"timestamp": 10000, "input_length": 65, "output_length": 1, "hash_ids": [2]}
@@ -914,7 +816,7 @@ TEST_CASE("known answer 3: 65,536 tokens of a host, parked, blocking and layer b
                                     : 2),
           ids);
     }
-    const test::TemporaryFile file("prompts.jsonl", lines);
+    const TemporaryFile file("prompts.jsonl", lines);
     Json set = one_rank({{"capacity", "20 GB"}, {"bandwidth", "54.38 GB/s"}});
     set["model"] = "../models/zoo/qwen3_30b_a3b.json";
     set["precision"] = {{"experts", "bf16"}, {"attention", "bf16"}, {"kv_cache", "bf16"}};
@@ -926,7 +828,7 @@ TEST_CASE("known answer 3: 65,536 tokens of a host, parked, blocking and layer b
         {"lengths", nullptr},
         {"arrivals", {{"type", "trace"}, {"concurrency", nullptr}, {"file", file.path().string()}}},
         {"requests", 3}};
-    Json json = test::tiny_experiment(set);
+    Json json = tiny_experiment(set);
     json["model"] = set["model"];
     Experiment e = test::load(json);
     e.decode().memory.kv_blocks = 4097;
@@ -1003,7 +905,7 @@ TEST_CASE("laws 1, 2: prompt tokens were in HBM, a tier, or are computed; what w
     for (const auto& eviction : tier_evictions().entries()) add(eviction.name, write.name, "fifo");
     add("lru", write.name, "equal");
   }
-  tiers.push_back({{"capacity", {{"of_hbm", 3}}}, {"write", {{"type", "selective"}, {"hits", 1}}}});
+  tiers.push_back({{"capacity", {{"of_hbm", 3}}}});
   tiers.push_back({{"capacity", "10 MB"}, {"bandwidth", "1 GB/s"}});
   bool again = false;
   for (const char* read : {"parked", "blocking", "layerwise"}) {
@@ -1224,7 +1126,7 @@ TEST_CASE("sessions one by one: the slowest in order, each turn's times in order
   json.erase("context");
   usual.erase("context");
   CHECK(json == usual);
-  CHECK(test::config_error([] {
+  CHECK(config_error([] {
           load_tiny({{"measurement", {{"slowest_sessions", 4}}}});
         }).find("/measurement/slowest_sessions") != std::string::npos);
 }
@@ -1302,13 +1204,9 @@ TEST_CASE("law 8: write policies change what is copied, not what is hit, while e
     }
     for (const auto& [write, hits] : prefix) {
       CAPTURE(write);
-      // What nobody found twice is lost where HBM is small.
-      if ((write != "selective" && write != "frequency") || blocks == 4000)
-        CHECK(hits["hit_tokens"] == hits["ideal_hit_tokens"]);
+      CHECK(hits["hit_tokens"] == hits["ideal_hit_tokens"]);
     }
-    CHECK(written["write_through"] > written["selective"]);
     CHECK(written["write_through"] > written["write_back"]);
-    CHECK(written["write_back"] >= written["frequency"]);
     CHECK((written["write_back"] == 0) == (blocks == 4000));
   }
 }
@@ -1421,9 +1319,9 @@ TEST_CASE("a tier that makes no sense is refused, and the message says where and
     Json set = sessions(nullptr);
     set["kv_cache"]["tiers"] = tiers;
     set.merge_patch(changes);
-    return test::refused(test::tiny_experiment(set));
+    return test::refused(tiny_experiment(set));
   };
-  const auto contains = [](const std::string& text) { return Catch::Matchers::Contains(text); };
+  const auto contains = [](const std::string& text) { return Contains(text); };
   const Json host{{"capacity", "1 GB"}};
   CHECK(refused(Json::array({host})).empty());
   const auto below = [&](Json tier) { return refused(Json::array({host, std::move(tier)})); };
@@ -1449,10 +1347,8 @@ TEST_CASE("a tier that makes no sense is refused, and the message says where and
   CHECK_THAT(refused({{{"capacity", "1 GB"}, {"bandwidth", "0 B/s"}}}),
              contains("/kv_cache/tiers/0/bandwidth: a tier needs a bandwidth above 0"));
   CHECK_THAT(refused({{{"capacity", "1 GB"}, {"name", "hbm"}}}), contains("tiers/0/name"));
-  CHECK_THAT(
-      refused({{{"capacity", "1 GB"}, {"write", "through"}}}),
-      contains(
-          "unknown \"through\"; one of: write_through, write_back, live, selective, frequency"));
+  CHECK_THAT(refused({{{"capacity", "1 GB"}, {"write", "through"}}}),
+             contains("unknown \"through\"; one of: write_through, write_back, live"));
   CHECK_THAT(refused({{{"capacity", "1 GB"}, {"size", 3}}}), contains("unknown key \"size\""));
   CHECK_THAT(refused(Json::array({host}), {{"kv_cache", {{"prefix_caching", false}}}}),
              contains("give \"prefix_caching\": true"));
@@ -1468,7 +1364,7 @@ TEST_CASE("a tier that makes no sense is refused, and the message says where and
   slow["kv_cache"]["tiers"][0]["write_bandwidth"] = "0.0001 B/s";
   Experiment e = load_tiny(slow);
   e.decode().memory.kv_blocks = 40;
-  CHECK_THAT(test::config_error([&] { run(e); }), contains("100 days"));
+  CHECK_THAT(config_error([&] { run(e); }), contains("100 days"));
 }
 
 }  // namespace

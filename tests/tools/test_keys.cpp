@@ -230,7 +230,7 @@ std::vector<Json> varied() {
       R"({"kv_cache": {"prefix_caching": true, "read": "layerwise", "min_load_tokens": 16,
             "tiers": [{"name": "dram", "per": "node", "capacity": {"of_hbm": 2}, "bandwidth": "50 GB/s",
                        "write_bandwidth": "40 GB/s", "aggregate_bandwidth": "100 GB/s", "latency": "2 us",
-                       "link": "equal", "eviction": "fifo", "write": {"type": "selective", "hits": 1}}]}})",
+                       "link": "equal", "eviction": "oracle", "write": "write_back"}]}})",
       R"({"rebalancing": {"type": "migrate", "popularity": {"by": "request"}, "movement": {"sources": "vllm"}},
           "failures": {"events": [{"gpu": 1, "at": "1 ms", "recovers_after": "2 ms"}], "placement": "eplb"},
           "capacity": {"type": "drop", "factor": 1.5}, "overlap": ["shared_expert"], "instances": 2,

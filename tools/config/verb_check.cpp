@@ -51,7 +51,7 @@ std::string tiers_of(const Deployment& e) {
         "GPU\n",
         tier.name, double(blocks) * bytes / 1e9, tier_scope_names[std::size_t(tier.per)], blocks,
         tier.bandwidth.value() / 1e9, tier.write_bandwidth.value() / 1e9, above);
-    if (tier.write->when_full() && blocks <= ranks * per_rank_above)
+    if (tier.write->when_there && blocks <= ranks * per_rank_above)
       text += fmt::format(
           "  a write-through tier no larger than {} adds almost no hits; give the tier more "
           "capacity, or \"write_back\"\n",

@@ -26,9 +26,7 @@ class OracleOrder final : public NextUseOrder {
 // engine knows when a client comes back.
 class OracleTier final : public TierEviction {
  public:
-  std::unique_ptr<TierOrder> order(std::int64_t) const override {
-    return std::make_unique<OracleOrder>();
-  }
+  std::unique_ptr<TierOrder> order() const override { return std::make_unique<OracleOrder>(); }
   bool looks_ahead() const override { return true; }
 };
 

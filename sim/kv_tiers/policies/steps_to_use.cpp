@@ -20,9 +20,7 @@ class StepsOrder final : public NextUseOrder {
 // agent runs again, and the block with most makes room. Unlike `oracle`, it knows no times.
 class StepsToUse final : public TierEviction {
  public:
-  std::unique_ptr<TierOrder> order(std::int64_t) const override {
-    return std::make_unique<StepsOrder>();
-  }
+  std::unique_ptr<TierOrder> order() const override { return std::make_unique<StepsOrder>(); }
   bool looks_ahead() const override { return true; }
 };
 
