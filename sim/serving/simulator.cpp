@@ -2,147 +2,26 @@
 #include "sim/serving/simulator.hpp"
 
 #include <algorithm>
-#include <queue>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
-#include <fmt/format.h>
-
-#include "sim/experiment/pools.hpp"
-#include "sim/report/write_up.hpp"
 #include "sim/serving/event_queue.hpp"
-#include "sim/serving/frontend.hpp"
-#include "sim/serving/instance.hpp"
-#include "sim/serving/pool_tiers.hpp"
-#include "sim/serving/role_changes.hpp"
-#include "sim/serving/step_time_estimate.hpp"
+#include "sim/serving/pool.hpp"
+#include "sim/serving/ways.hpp"
 
 namespace moesim {
 
 namespace {
 
 constexpr std::uint32_t finished_between_progress = 64;
-constexpr Seconds last_end{8.64e6};  // 100 days, of the clock's 106
 
-struct Pool;
-
-// An EP group and its clock.
-struct Group {
-  Group(Pool& of_pool, RowSource& rows, Requests& requests, int number, int in_pool);
-
-  Pool& pool;
-  Instance instance;
-  bool busy = false;                     // a step runs, or the engine stands still
-  std::int64_t serial = 0;               // of the step or stop that is under way
-  Time stopped_until{};                  // by outages so far
-  std::vector<std::size_t> returning{};  // outages that have ended
-  bool serves = true;                    // has, or had, the role of its pool
-  bool leaves = false;                   // takes no requests until it is in the other pool
+template <class... Cases>
+struct Overload : Cases... {
+  using Cases::operator()...;
 };
-
-// EP groups alike behind one router.
-struct Pool {
-  // Ranks may copy to the last tier of a pool `above`; `writers` do so to this one's.
-  Pool(const Deployment& of_pool, RowSource& rows, Requests& requests, int first,
-       const Deployment* writers, const PoolTiers* above)
-      : deployment(of_pool),
-        sampler(of_pool.sampled ? std::make_unique<StepSampler>(of_pool) : nullptr),
-        price(of_pool.scheduler->needs_price() ? std::optional(price_steps(of_pool))
-                                               : std::nullopt),
-        tiers(of_pool, first, writers),
-        tiers_above(above),
-        groups(make_groups(rows, requests, first)),
-        frontend(of_pool, instances(), rows, requests),
-        measurement(of_pool, groups.front()->instance.total_blocks()) {}
-
-  std::vector<std::unique_ptr<Group>> make_groups(RowSource& rows, Requests& requests, int first) {
-    std::vector<std::unique_ptr<Group>> made;
-    const int all = deployment.most_instances();
-    made.reserve(static_cast<std::size_t>(all));
-    for (int i = 0; i < all; ++i)
-      made.push_back(std::make_unique<Group>(*this, rows, requests, first + i, i));
-    // Groups have one number in both pools: those that prefill at first come first.
-    const int begin = deployment.prefill_only ? 0 : all - deployment.instances;
-    for (int i = 0; i < all; ++i) {
-      if (i >= begin && i < begin + deployment.instances) continue;
-      Group& elsewhere = *made[static_cast<std::size_t>(i)];
-      elsewhere.serves = false;
-      elsewhere.instance.open(false);
-    }
-    return made;
-  }
-  std::vector<Instance*> instances() const {
-    std::vector<Instance*> all;
-    for (const auto& group : groups) all.push_back(&group->instance);
-    return all;
-  }
-  // Returns the run as the last event leaves it.
-  PoolRun run(Time now) {
-    PoolRun run{deployment, measurement, router, {}, {}, {}};
-    if (sampler) run.sampled = sampler->stats();
-    for (const PoolTiers::Site& site : tiers.sites())
-      run.tiers.push_back(
-          {site.depth, site.tier->tally(now), site.tier->capacity(), std::ssize(site.ranks)});
-    const int first = groups.front()->instance.number();
-    for (const auto& group : groups) {
-      const Instance& instance = group->instance;
-      if (!group->serves) continue;
-      const int seat = deployment.may_join > 0 ? instance.number() - first : instance.number();
-      run.instances.push_back(
-          {instance.number(), seat, instance.rebalancing(), instance.outages()});
-    }
-    return run;
-  }
-
-  const Deployment& deployment;
-  std::unique_ptr<StepSampler> sampler;  // none: exact
-  std::optional<StepPrice> price;        // if the scheduler needs it
-  // The ways of an EP group's ranks to their first tiers.
-  std::vector<TierPort> ports(int instance) const {
-    return tiers_above != nullptr ? tiers_above->writers_ports(instance) : tiers.ports(instance);
-  }
-
-  PoolTiers tiers;
-  const PoolTiers* tiers_above;
-  std::vector<std::unique_ptr<Group>> groups;
-  Frontend frontend;
-  RouterTally router{};
-  Measurement measurement;
-  bool changed = false;  // something happened at this moment
-};
-
-Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number, int in_pool)
-    : pool(of_pool),
-      instance(of_pool.deployment, rows, requests,
-               {.number = number,
-                .sampler = of_pool.sampler.get(),
-                .price = of_pool.price ? &*of_pool.price : nullptr,
-                .below = of_pool.ports(in_pool)}) {}
-
-// A request's way from its client to the engine. Workers tokenize prompts in the order in which
-// they were sent, each one prompt at a time.
-class Ingress {
- public:
-  Ingress(const ApiServer& server, int ranks)
-      : server_(server),
-        idle_from_({},
-                   std::vector<Time>(static_cast<std::size_t>(server.tokenizer_workers * ranks))) {}
-
-  // When the engine has a request that is sent at `sent`. Calls are in the order of these times.
-  Time ready(Time sent, std::int32_t prompt_tokens) {
-    const Time done = std::max(sent, idle_from_.top()) +
-                      to_duration(server_.tokenization * double(prompt_tokens));
-    idle_from_.pop();
-    idle_from_.push(done);
-    return done + to_duration(server_.latency);
-  }
-
- private:
-  const ApiServer& server_;
-  // Times from which workers are idle, soonest first: a fleet has thousands.
-  std::priority_queue<Time, std::vector<Time>, std::greater<>> idle_from_;
-};
+template <class... Cases>
+Overload(Cases...) -> Overload<Cases...>;
 
 // Owner of the clock. Moves requests to ranks and steps to their ends. Moves KV caches from the
 // pool that prefills, if there is one, to the pool that decodes.
@@ -195,17 +74,12 @@ class Simulation {
       group->instance.release_retained();
       check(group->instance.used_blocks() == 0, "KV blocks were left behind");
     }
+    between_.kv = kv_links_.sent();
     if (roles_) between_.role_changes = roles_->changes();
     return write_up(experiment_, runs, between_, requests_, source_->sessions(), ended_);
   }
 
  private:
-  // Over which a rank's KV caches leave.
-  struct Link {
-    Time idle{};       // from when on it carries nothing
-    Time delivered{};  // when the last KV cache was there
-  };
-
   void add_pool(const Deployment& deployment) {
     const int first = static_cast<int>(groups_.size());
     const bool offloads = experiment_.kv_link && experiment_.kv_link->decode_offload;
@@ -220,58 +94,50 @@ class Simulation {
       for (const auto& group : pool.groups) remembering_.push_back(group.get());
     }
     for (PoolTiers::Site& site : pool.tiers.sites()) tiers_.push_back(&site);
-    if (!deployment.prefill_only) return;
-    links_.assign(groups_.size(),
-                  std::vector<Link>(static_cast<std::size_t>(deployment.parallel.dp)));
+    if (deployment.prefill_only)
+      kv_links_ = {*experiment_.kv_link, groups_.size(), deployment.parallel.dp};
   }
   Group& group(int number) { return *groups_[static_cast<std::size_t>(number)]; }
   static const std::vector<Outage>& outages_of(const Group& group) {
     return group.pool.deployment.failures.outages;
   }
 
+  // Shows an event to observers, unless it is void or of no interest to them.
   void show(const Event& event) const {
-    const auto seen = std::visit([this](const auto& what) { return seen_as(what); }, event.what);
-    if (!seen) return;
-    EventSeen shown = *seen;
-    shown.at = event.at;
-    for (RunObserver* observer : observers_) observer->event(shown);
-  }
-  // Returns what observers see of an event; nothing of one that is void.
-  std::optional<EventSeen> seen_as(const RequestArrives&) const {
-    const auto id = static_cast<std::uint32_t>(requests_.size());
-    return EventSeen{{}, "request_arrives", id, {}, due_->arrival};
-  }
-  std::optional<EventSeen> seen_as(const PauseEnds&) const { return std::nullopt; }
-  std::optional<EventSeen> seen_as(const ClientLeaves& client) const {
-    if (!requests_.has(client.request) || !requests_[client.request].open()) return std::nullopt;
-    return EventSeen{{}, "client_leaves", client.request, {}};
-  }
-  std::optional<EventSeen> seen_as(const StepEnds& step) const {
-    return if_valid("step_ends", step.instance, step.serial);
-  }
-  std::optional<EventSeen> seen_as(const EngineReady& ready) const {
-    return if_valid("engine_ready", ready.instance, ready.serial);
-  }
-  std::optional<EventSeen> seen_as(const OutageBegins& begins) const {
-    return EventSeen{{}, "outage_begins", {}, begins.instance};
-  }
-  std::optional<EventSeen> seen_as(const OutageEnds& ends) const {
-    return EventSeen{{}, "outage_ends", {}, ends.instance};
-  }
-  std::optional<EventSeen> seen_as(const RouterDecides&) const { return std::nullopt; }
-  std::optional<EventSeen> seen_as(const BlocksLand&) const { return std::nullopt; }
-  std::optional<EventSeen> seen_as(const PrefetchBegins&) const { return std::nullopt; }
-  std::optional<EventSeen> seen_as(const PoolsLookedAt&) const { return std::nullopt; }
-  std::optional<EventSeen> seen_as(const RoleTaken& taken) const {
-    return EventSeen{{}, "role_taken", {}, taken.instance};
-  }
-  std::optional<EventSeen> seen_as(const KvArrives& kv) const {
-    return EventSeen{{}, "kv_arrives", kv.request, {}};
-  }
-  std::optional<EventSeen> if_valid(std::string_view what, int instance,
-                                    std::int64_t serial) const {
-    if (serial != groups_[static_cast<std::size_t>(instance)]->serial) return std::nullopt;
-    return EventSeen{{}, what, {}, instance};
+    EventSeen seen{event.at, {}};
+    const auto of_request = [&](std::string_view what, std::int64_t id) {
+      seen.what = what;
+      seen.request = static_cast<std::uint32_t>(id);
+      return true;
+    };
+    const auto of_group = [&](std::string_view what, int instance) {
+      seen.what = what;
+      seen.instance = instance;
+      return true;
+    };
+    const auto if_valid = [&](std::string_view what, const auto& end) {
+      return end.serial == groups_[static_cast<std::size_t>(end.instance)]->serial &&
+             of_group(what, end.instance);
+    };
+    const bool shown = std::visit(
+        Overload{[&](const RequestArrives&) {
+                   seen.sent = due_->arrival;
+                   return of_request("request_arrives", requests_.size());
+                 },
+                 [&](const ClientLeaves& client) {
+                   return requests_.has(client.request) && requests_[client.request].open() &&
+                          of_request("client_leaves", client.request);
+                 },
+                 [&](const StepEnds& step) { return if_valid("step_ends", step); },
+                 [&](const EngineReady& ready) { return if_valid("engine_ready", ready); },
+                 [&](const OutageBegins& of) { return of_group("outage_begins", of.instance); },
+                 [&](const OutageEnds& of) { return of_group("outage_ends", of.instance); },
+                 [&](const RoleTaken& taken) { return of_group("role_taken", taken.instance); },
+                 [&](const KvArrives& kv) { return of_request("kv_arrives", kv.request); },
+                 [](const auto&) { return false; }},
+        event.what);
+    if (!shown) return;
+    for (RunObserver* observer : observers_) observer->event(seen);
   }
 
   // Puts one arrival into the queue at a time. The source is asked for the next when it is due, or
@@ -457,27 +323,12 @@ class Simulation {
     }
   }
 
-  static RoleChanges::Sample sample_of(const Pool& pool) {
-    RoleChanges::Sample sample;
-    std::int64_t held = 0, blocks = 0;
-    sample.waiting = pool.frontend.waiting();
-    for (const auto& group : pool.groups) {
-      sample.waiting += group->instance.waiting();
-      if (!group->instance.takes_requests()) continue;
-      ++sample.groups;
-      held += group->instance.used_blocks();
-      blocks += group->instance.total_blocks();
-    }
-    sample.kv_utilization = double(held) / double(std::max<std::int64_t>(1, blocks));
-    return sample;
-  }
-
   void handle(const PoolsLookedAt&) {
     if (finished()) return;
-    roles_->sample(sample_of(*pools_.front()), sample_of(*pools_.back()));
+    roles_->sample(pools_.front()->sample(), pools_.back()->sample());
     if (const std::optional<PoolRole> wanted = roles_->decide(queue_.now())) {
       Pool& giver = *(*wanted == PoolRole::prefill ? pools_.back() : pools_.front());
-      Group& leaves = least_busy(giver);
+      Group& leaves = giver.least_busy();
       leaves.leaves = true;
       leaves.instance.open(false);
       roles_->begin(leaves.instance.number() - giver.groups.front()->instance.number(), *wanted,
@@ -485,16 +336,6 @@ class Simulation {
       giver.changed = true;
     }
     queue_.schedule(queue_.now() + to_duration(roles_->options().sample), PoolsLookedAt{});
-  }
-
-  // The group that has least to finish, the last one of several.
-  static Group& least_busy(const Pool& pool) {
-    Group* least = nullptr;
-    for (const auto& group : pool.groups) {
-      if (!group->instance.takes_requests()) continue;
-      if (!least || group->instance.requests() <= least->instance.requests()) least = group.get();
-    }
-    return *least;
   }
 
   // A group that has drained becomes one of the other pool.
@@ -519,34 +360,14 @@ class Simulation {
     joins.pool.changed = true;
   }
 
-  // Sends a prompt's KV cache over the links of the rank that computed it. It leaves as layers are
-  // computed, from the prompt's first step on, or after the first token. A link carries one after
-  // the other, and so do last layers follow each other.
   void send_kv(std::uint32_t id) {
     RequestRecord& request = requests_[id];
     const KvTransferCost cost = kv_transfer(experiment_, request.prompt_tokens);
-    const bool overlap = experiment_.kv_link->overlap;
-    Link& link =
-        links_[static_cast<std::size_t>(request.instance)][static_cast<std::size_t>(request.rank)];
-    const Time now = queue_.now();
-    const Time ready = overlap ? request.begun : now;
-    const Seconds exposed = overlap ? cost.last_layer : cost.all;
-    const char* const what = "the transfer of a KV cache";
-    link.idle = end_of(cost.all, what, std::max(ready, link.idle));
-    link.delivered = std::max(link.idle, end_of(exposed, what, std::max(now, link.delivered)));
-    const Time alone = std::max(ready + to_duration(cost.all), now + to_duration(exposed));
+    const Time there = kv_links_.send(request, cost, queue_.now());
     if (experiment_.kv_link->network)
       group(request.instance)
-          .instance.sends_kv(static_cast<std::size_t>(request.rank), cost.bytes, now);
-    request.prefill = std::make_shared<const PrefillRecord>(
-        PrefillRecord{request.instance, request.rank, request.routing, link.delivered - now});
-    KvTransferTally& sent = between_.kv;
-    ++sent.transfers;
-    sent.bytes += cost.bytes;
-    sent.on_links += cost.all;
-    sent.waited += to_seconds(link.delivered - alone);
-    sent.exposed += to_seconds(link.delivered - now);
-    queue_.schedule(link.delivered, KvArrives{id});
+          .instance.sends_kv(static_cast<std::size_t>(request.rank), cost.bytes, queue_.now());
+    queue_.schedule(there, KvArrives{id});
   }
 
   void handle(const KvArrives& kv) {
@@ -636,17 +457,6 @@ class Simulation {
     queue_.schedule(group.stopped_until, EngineReady{group.instance.number(), ++group.serial});
   }
 
-  // When something ends that begins at `begin`. A run may outlast the clock on hardware slow
-  // enough.
-  static Time end_of(Seconds length, const char* what, Time begin) {
-    if (to_seconds(begin) + length > last_end)
-      throw ConfigError(fmt::format(
-          "{} of {:.3g} s would end beyond the 100 days that can be simulated; give the cluster "
-          "higher rates, or fewer and shorter requests",
-          what, length.count()));
-    return begin + to_duration(length);
-  }
-
   // Ranks that are back take up experts before the next step.
   bool take_back(Group& group) {
     if (group.returning.empty()) return false;
@@ -733,7 +543,7 @@ class Simulation {
   std::vector<std::unique_ptr<Pool>> pools_;  // that prefills first
   std::vector<Group*> groups_;                // by Instance::number()
   std::vector<Group*> remembering_;           // of these, whose KV caches remember agents
-  std::vector<std::vector<Link>> links_;      // of the prefill pool, [group][rank]
+  KvLinks kv_links_;                          // of the prefill pool
   std::vector<PoolTiers::Site*> tiers_;
   std::unordered_set<std::uint32_t> at_router_;  // requests that a router takes its time for
   BetweenPools between_;
@@ -747,10 +557,6 @@ class Simulation {
   Time ended_{};
   std::int64_t left_ = 0;
 };
-
-}  // namespace
-
-namespace {
 
 // True if corrections depend on requests in flight, of which an open loop names no number.
 bool by_unknown_concurrency(const Deployment& e) {
