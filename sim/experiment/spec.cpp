@@ -2,7 +2,6 @@
 #include "sim/experiment/spec.hpp"
 
 #include <algorithm>
-#include <array>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,10 +13,12 @@
 #include "hardware/tables/kernel_tables.hpp"
 #include "models/quantization.hpp"
 #include "sim/experiment/engine.hpp"
+#include "sim/experiment/experiment_keys.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/experiment/read_phases.hpp"
 #include "sim/experiment/read_placement.hpp"
 #include "sim/experiment/read_serving.hpp"
+#include "sim/experiment/refusals.hpp"
 #include "sim/experiment/shared_cluster.hpp"
 #include "sim/experiment/spelled_out.hpp"
 #include "sim/step/reselection.hpp"
@@ -30,26 +31,14 @@ namespace moesim {
 
 namespace {
 
-enum class Binding { random, by_workload, by_session };
-constexpr std::array<std::string_view, 3> binding_names{"random", "by_workload", "by_session"};
-
-std::span<const Key> binding_keys() {
-  static constexpr Form tags = form::list(form::text);
-  static constexpr Key keys[] = {
-      {"type", form::choice(binding_names), required, "the order of recordings"},
-      {"phases", form::list(tags), unset("none, but for by_workload"),
-       "by_workload: tags of each of equally long phases"}};
-  return keys;
-}
-
 BindingOrder read_binding(const ConfigNode& node, const RequestWorkload& workload) {
   return read_object(node.as_policy(), binding_keys, [&](ConfigReader& reader) {
     BindingOrder order;
-    const auto type = choice<Binding>(reader, "type", binding_names);
-    order.by_session = type == Binding::by_session;
+    const auto type = choice<BindingKind>(reader, "type", binding_names);
+    order.by_session = type == BindingKind::by_session;
     if (order.by_session && !workload.sessions)
       node.fail(R"(requests are of no sessions; give "sessions", or bind at "random")");
-    if (type != Binding::by_workload) return order;
+    if (type != BindingKind::by_workload) return order;
     order.requests = workload.requests;
     const ConfigNode phases = reader.child("phases");
     for (const ConfigNode& tags : phases.list()) {
@@ -60,159 +49,6 @@ BindingOrder read_binding(const ConfigNode& node, const RequestWorkload& workloa
     return order;
   });
 }
-
-enum class Fidelity { exact, sampled };
-constexpr std::array<std::string_view, 2> fidelity_names{"exact", "sampled"};
-
-std::span<const Key> workload_keys() {
-  static constexpr Form request_class = form::object(class_keys);
-  static constexpr Form gating = form::policy("gating").or_a(form::text);
-  static constexpr Key keys[] = {
-      {"arrivals", form::policy("arrivals"), unset("required, but for recorded sessions"),
-       "when requests come, or sessions start"},
-      {"lengths", form::policy("lengths"), unset("the arrivals'"),
-       "lengths of prompts and outputs"},
-      {"sessions", form::policy("sessions", session_keys), unset("none: each request by itself"),
-       "requests that follow each other"},
-      {"requests", form::integer(1, 1e9), unset("all of the trace"), "number of requests"},
-      {"gating", gating, unset("the preset of the model's family; none for a dense model"),
-       "which experts tokens choose; or a preset (moesim list presets)"},
-      {"prefill_gating", gating, unset("gating"), "which experts prompt tokens choose"},
-      {"binding", form::typed_object(binding_keys), "random", "which recording a request replays"},
-      {"classes", form::list(request_class), unset("none: one kind"),
-       "kinds of requests: priorities, and objectives of their own"},
-      {"timeout", form::time, unset("no limit"), "clients leave: from arrival to the last token"},
-      {"ttft_timeout", form::time, unset("no limit"), "clients leave: to the first token"},
-      {"cancellation", form::object(cancellation_keys), unset("none"), "clients that just leave"}};
-  return keys;
-}
-
-std::span<const Key> site_power_keys() {
-  static constexpr Key keys[] = {
-      {"overhead_per_gpu", form::watts, unset("not counted"),
-       "hosts, NICs, switches and fans, over the GPUs"},
-      {"pue", form::number(1, 10), unset("not counted"), "power of the building over servers'"},
-      {"dollars_per_kwh", form::number(0, 1000), unset("no cost of power"),
-       "price of electricity"}};
-  return keys;
-}
-
-std::span<const Key> background_keys() {
-  static constexpr Form share = form::number(0, 0.99);
-  static constexpr Key keys[] = {
-      {"nvlink", share, "0", "share of NVLink that other tenants take"},
-      {"network", share, "0", "share of the network that other tenants take"},
-      {"spine", form::bytes_per_second, unset("none"),
-       "what other tenants take of the network's spine_bandwidth"}};
-  return keys;
-}
-
-}  // namespace
-
-std::span<const Key> experiment_keys() {
-  static constexpr Form inline_cluster = form::object(cluster_keys);
-  static constexpr Form foreign_model = form::foreign(hf_model_marks);
-  static constexpr Form inline_model = form::object(model_keys).or_a(foreign_model);
-  static constexpr Form inline_anchor = form::object(anchor_keys);
-  static constexpr Form overlap = form::typed_object(overlap_keys);
-  static constexpr Form overlaps = form::list(overlap);
-  static constexpr Form reselection = form::object(reselection_keys);
-  static constexpr Form shared_expert = form::typed_object(shared_expert_keys);
-  static constexpr Form outage = form::object(outage_keys);
-  static constexpr Form outages = form::list(outage);
-  static constexpr Form two_term_step = form::object(two_term_step_keys);
-  static constexpr Form deployment = form::partial_object(deployment_keys);
-  static constexpr Key keys[] = {
-      {"engine", form::object(engine_keys).or_a(form::text),
-       unset("no preset; measured kernels of any engine"),
-       "engine whose defaults fill what is left out, or its bare name"},
-      {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
-      {"instances", form::integer(1, 1 << 16), unset("1"), "equal EP groups behind one router"},
-      {"ffn_cluster", form::file.or_a(inline_cluster), unset("cluster"),
-       "cluster of the experts' GPUs with ffn_gpus (AFD), if another"},
-      {"precision", form::object(precision_keys).or_a(form::text),
-       unset("as the model's files say"),
-       "precision of all parts; or a text of weights: \"fp8\", \"nvfp4/fp8\""},
-      {"scheduling", form::policy("scheduling"), required,
-       "what a step computes, unless an \"engine\" says it"},
-      {"prefill_alignment", form::policy("prefill_alignment", prefill_alignment_keys),
-       unset("none"), "when ranks hold prompts back to prefill together"},
-      {"token_routing", form::object(token_routing_keys), required,
-       "which replica serves a token, unless an \"engine\" says it"},
-      {"dispatch", form::object(dispatch_keys), required,
-       "how tokens reach experts and return, unless an \"engine\" says it"},
-      {"placement", form::policy("placement", placement_keys), "linear", "which GPU has an expert"},
-      {"rebalancing", form::policy("rebalancing", rebalancing_keys), "none", "when experts move"},
-      {"request_routing", form::policy("request_routing"), "least_kv", "which rank has a request"},
-      {"charges", form::object(charges_keys), "{}", "time that no kernel model gives"},
-      {"two_term_step", two_term_step, unset("kernels and links"),
-       "steps by KV tokens alone: a max L + b mean L + c"},
-      {"capacity", form::policy("capacity"), "dropless", "bounds of an expert's tokens"},
-      {"expert_reselection", reselection, unset("none"),
-       "decode: fewer active experts, at other answers (OEA)"},
-      {"expert_memory", form::policy("expert_memory", expert_memory_keys), "resident",
-       "which experts HBM holds"},
-      {"host_link", form::choice(host_link_names), unset("a link for each"),
-       "what goes first where offloaded experts and KV share a GPU's link"},
-      {"expert_buffers", form::object(expert_buffers_keys), "{}", "room for dispatched tokens"},
-      {"overlap", overlap.or_a(overlaps), "none", "communication beside computation"},
-      {"shared_expert", shared_expert, unset("local"),
-       "rank that computes a token's shared expert"},
-      {"speculative", form::object(speculative_keys), unset("none"), "drafts"},
-      {"kv_cache", form::object(kv_cache_keys), "{}", "KV cache"},
-      {"api_server", form::object(api_server_keys), "{}", "time between clients and the engine"},
-      {"cuda_graph", form::object(cuda_graph_keys), unset("no padding"), "captured batches"},
-      {"background", form::object(background_keys), "{}", "load of other tenants on the links"},
-      {"failures", form::object(failures_keys).or_a(outages), "[]", "GPUs that stop"},
-      {"fidelity", form::choice(fidelity_names), "exact",
-       "route every token, or draw from samples"},
-
-      {"anchor", form::file.or_a(inline_anchor), unset("none"),
-       "what bench --anchor wrote of measured runs"},
-
-      {"cluster", form::file.or_a(inline_cluster), required, "a file, or a name of list clusters"},
-      {"model", form::file.or_a(inline_model), required,
-       "a file or folder of HuggingFace's, or a name of list models"},
-      {"power", form::object(site_power_keys), unset("that of the GPUs alone"),
-       "overhead of a GPU, PUE, price of electricity"},
-      {"workload", form::object(workload_keys), required, "requests"},
-      {"max_model_len", form::integer(1, 1e9), unset("the model's max_positions"),
-       "prompt and output tokens of a request; longer requests are rejected"},
-      {"pools", form::object(pools_keys), unset("one for both"), "prefill and decode apart"},
-      {"kv_transfer", form::object(kv_transfer_keys), "{}", "between pools"},
-      {"pool_roles", form::policy("pool_roles", role_change_keys), unset("fixed"),
-       "when an EP group leaves one pool for the other"},
-      {"deployments", form::list(deployment), unset("one"),
-       "models that share the cluster: each a name, and its own keys"},
-      {"slo", form::object(slo_keys), "{}", "objectives that goodput counts"},
-      {"measurement", form::object(measurement_keys), "{}", "what the report is of"},
-      {"seed", form::integer(0, 9e15), "1", "seed of all random streams"},
-      {"$schema", form::text, unset("none"), "where an editor finds the schema; not read"}};
-  return keys;
-}
-
-// Keys of one EP group come before those that all share, of which the cluster is first.
-std::span<const Key> group_keys() {
-  const auto keys = experiment_keys();
-  const auto shared = std::ranges::find(keys, "cluster", &Key::name);
-  return keys.first(static_cast<std::size_t>(shared - keys.begin()));
-}
-
-std::span<const Key> pooled_group_keys() {
-  return experiment_keys().first(group_keys().size() + 1);
-}
-
-PolicyRows Policies::rows() const {
-  PolicyRows all;
-  const auto add = [&](const auto& registry) { all[registry.kind()] = registry.rows(); };
-  add(placement), add(token_routing), add(dispatch), add(capacity), add(expert_memory);
-  add(prefetch), add(retention), add(tier_eviction), add(tier_write), add(scheduling);
-  add(request_routing), add(rebalancing), add(pool_roles), add(prefill_alignment);
-  add(gatings()), add(request_arrivals()), add(request_lengths()), add(session_kinds());
-  return all;
-}
-
-namespace {
 
 // Precision that the experiment says, or the model's files.
 PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, const MoeModel& read,
@@ -465,156 +301,6 @@ void read_policies(ConfigReader& reader, PoolSpec& spec) {
                                 spec.parallel, spec.placement_problem, spec.instances);
 }
 
-// Refuses what needs the routing of the step's own tokens.
-void check_sampled(const ConfigNode& node, const PoolSpec& e) {
-  const auto refuse = [&](bool present, std::string_view what) {
-    if (present) node.fail(fmt::format("\"sampled\" is not modelled with {}; use \"exact\"", what));
-  };
-  refuse(e.expert_memory.has_value(), "expert_memory");
-  refuse(!e.failures.outages.empty(), "failures");
-  refuse(e.capacity->limits(), "a capacity rule");
-  refuse(e.speculation.tokens > 0, "speculative");
-  refuse(e.rebalancing.name() != "none", "rebalancing");
-}
-
-// Refuses what a pipeline is not modelled with.
-void check_pipeline(const ConfigNode& node, const PoolSpec& e) {
-  const ParallelPlan& plan = e.parallel;
-  if (plan.pp == 1) return;
-  const int domain = e.cluster.scale_up_domain, stage = plan.stage_gpus();
-  if (domain % stage != 0 && stage % domain != 0) {
-    node.fail(
-        fmt::format("pipeline stages of dp * tp = {} GPUs do not line up with NVLink domains "
-                    "of {}; one must divide the other",
-                    stage, domain));
-  }
-  const auto refuse = [&](bool present, std::string_view what, std::string_view instead) {
-    if (present)
-      node.fail(fmt::format("{} is not modelled with pp {}; use {}", what, plan.pp, instead));
-  };
-  refuse(e.overlap.two_batch.has_value(), "overlap two_batch", "another overlap");
-  refuse(e.expert_memory.has_value(), "expert_memory", R"("resident")");
-  refuse(e.speculation.tokens > 0, "speculative", "none");
-  refuse(e.rebalancing.name() != "none", "rebalancing", R"("none")");
-}
-
-// Refuses what attention and experts apart are not modelled with. Attention's GPUs send tokens, and
-// the experts' GPUs do not learn of others.
-void check_afd(ConfigReader& reader, const PoolSpec& e) {
-  if (!e.parallel.afd()) return;
-  const auto refuse = [&](bool present, const char* key, std::string_view what,
-                          std::string_view instead) {
-    if (!present) return;
-    reader.child(key).fail(fmt::format("{} is not modelled with ffn_gpus; use {}", what, instead));
-  };
-  refuse(e.overlap.two_batch.has_value(), "overlap", "two_batch",
-         "\"parallel/micro_batches\" instead");
-  refuse(e.overlap.combine_attention, "overlap", "combine_attention",
-         "\"shared_expert\" or \"none\"");
-  refuse(e.expert_memory.has_value(), "expert_memory", "experts below HBM", "\"resident\"");
-  for (const PhaseSpec& phase : e.phases) {
-    refuse(phase.dispatch->gathers_tokens(), "dispatch", "a gather of all tokens on every GPU",
-           "\"all_to_all\", \"low_latency\" or \"ids_all_gather\"");
-  }
-}
-
-// A shared expert that is one more slot of a rank is like an expert, and every rank has it whole.
-// With AFD any attention rank can send to such a slot.
-void check_shared_slot(const ConfigNode& node, const PoolSpec& e) {
-  const MoeModel& model = e.model;
-  const auto refuse = [&](bool present, std::string_view why) {
-    if (present)
-      node.fail(fmt::format("the shared expert is no slot of the experts {}; use \"local\"", why));
-  };
-  refuse(model.shared_width == 0, "of a model without one");
-  refuse(model.shared_width != model.expert_width || model.expert_input() != model.hidden,
-         fmt::format("if it is {} wide and they are {}", model.shared_width, model.expert_width));
-  refuse(e.precision.ffn != e.precision.experts, "in another precision");
-  if (e.parallel.afd()) {
-    refuse(e.parallel.moe_tp() > 1, "unless ep is as large as \"ffn_gpus\"");
-  } else {
-    refuse(e.parallel.tp > 1 || e.parallel.ep != e.parallel.dp, "unless tp is 1 and ep is dp");
-  }
-  refuse(e.overlap.shared_expert, "with overlap \"shared_expert\"");
-  refuse(e.capacity->limits(), "with a capacity rule");
-  refuse(e.expert_memory.has_value(), "with experts below HBM");
-}
-
-// A cache below HBM knows slots by their number: they must stay where they are.
-void refuse_moving_cached_experts(const ChosenPolicies& e) {
-  if (!e.expert_memory) return;
-  const bool fails = !e.failures.outages.empty();
-  if (fails || e.rebalancing.name() != "none") {
-    e.rebalancing.node().fail(
-        "experts below HBM do not move; leave out this and \"failures\", or \"expert_memory\"");
-  }
-}
-
-// Experts that move stand in as many slots of every layer.
-void refuse_moving_unequal_layers(const ChosenPolicies& e) {
-  if (!e.placed.by_gain) return;
-  if (!e.failures.outages.empty() || e.rebalancing.name() != "none") {
-    e.rebalancing.node().fail(
-        "experts do not move where layers have unequal copies; leave out this and \"failures\", or "
-        "\"by_gain\"");
-  }
-}
-
-// A kernel that writes into other GPUs' memory reaches those of its NVLink domain.
-void check_domain(ConfigReader& reader, const PoolSpec& e) {
-  const int gpus = e.parallel.stage_gpus(), domain = e.cluster.scale_up_domain;
-  if (!e.parallel.exchanges() || gpus <= domain) return;
-  for (const PhaseSpec& phase : e.phases) {
-    if (phase.dispatch->within_nvlink())
-      reader.child("dispatch")
-          .fail(fmt::format(
-              "a dispatch over NVLink needs all {} GPUs of a group in one NVLink domain, which "
-              "holds {}; use \"all_to_all\"",
-              gpus, domain));
-  }
-}
-
-// The kernel computes whole layers of experts that are in HBM, and was measured on few GPUs.
-void check_mega_moe(ConfigReader& reader, const PoolSpec& e) {
-  if (!fuses_experts(e)) return;
-  const ConfigNode node = reader.child("dispatch");
-  const auto refuse = [&](bool that, std::string_view what) {
-    if (that)
-      node.fail(fmt::format("\"mega_moe\" is not modelled with {}; leave one of them out", what));
-  };
-  refuse(!e.parallel.exchanges(), "one attention rank, whose tokens do not travel");
-  refuse(e.parallel.afd(), "ffn_gpus");
-  refuse(e.parallel.moe_tp() > 1, "experts cut over several GPUs");
-  refuse(e.expert_memory.has_value(), "\"expert_memory\"");
-  refuse(e.shared_expert.is_slot(), "a shared expert that is a slot");
-  refuse(e.overlap.two_batch.has_value(), "\"overlap\": \"two_batch\"");
-  if (has_mega_moe({.cluster = e.cluster,
-                    .model = e.model,
-                    .plan = e.parallel,
-                    .precision = e.precision,
-                    .charges = {},
-                    .mega_moe = true}))
-    return;
-  node.fail(fmt::format(
-      "no measured table prices \"mega_moe\" for experts in {} on {}; use another dispatch, or a "
-      "GPU, a precision and an \"engine\" with a table megamoe_module",
-      precision_names[static_cast<std::size_t>(e.precision.experts)], e.cluster.gpu.name));
-}
-
-// A request that is never due would wait for all others.
-void refuse_without_deadlines(ConfigReader& reader, const PoolSpec& spec) {
-  if (!spec.scheduler->needs_deadlines()) return;
-  const auto never_due = [](const RequestClass& one) { return !one.slo.ttft; };
-  const auto without = std::ranges::find_if(spec.classes, never_due);
-  if (spec.classes.empty() ? spec.slo.ttft.has_value() : without == spec.classes.end()) return;
-  const std::string who =
-      spec.classes.empty() ? "requests have" : fmt::format("class \"{}\" has", without->name);
-  reader.child("scheduling")
-      .fail(fmt::format("\"{}\" goes by when first tokens are due, and {} no such objective; give "
-                        "\"slo\": {{\"ttft\": \"30 s\"}}",
-                        spec.names.scheduling, who));
-}
-
 // Who else uses the link that brings blocks of a tier is known when the pools are.
 void read_host_link(ConfigReader& reader, PoolSpec& spec) {
   spec.host_link = choice<HostLink>(reader, "host_link", host_link_names);
@@ -643,44 +329,12 @@ void read_keep(ConfigReader& reader, PoolSpec& spec) {
       "\"expert_reselection\" changes what the model answers; output quality is not modelled");
 }
 
-void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
-  refuse_without_deadlines(reader, spec);
-  refuse_moving_cached_experts(spec);
-  refuse_moving_unequal_layers(spec);
-  if (spec.overlap.two_batch && spec.expert_memory) {
-    reader.child("overlap").fail(
-        "two_batch is not modelled with experts below HBM; leave one of them out");
-  }
-  check_pipeline(reader.child("parallel"), spec);
-  check_afd(reader, spec);
-  check_domain(reader, spec);
-  check_mega_moe(reader, spec);
-  if (spec.shared_expert.is_slot()) check_shared_slot(reader.child("shared_expert"), spec);
-  if (spec.sampled) check_sampled(reader.child("fidelity"), spec);
-  if (spec.two_term && spec.speculation.tokens > 0) {
-    reader.child("two_term_step")
-        .fail("two terms do not say what drafts take; leave out this or \"speculative\"");
-  }
-}
-
-// Decode steps with experts cut otherwise. What moves or loads experts knows one cut.
+// Decode steps with experts cut otherwise.
 void read_decode_cut(ConfigReader& reader, PoolSpec& spec) {
-  const ConfigNode node = reader.child("parallel").child("decode_ep");
-  const auto refuse = [&](bool that, std::string_view what) {
-    if (that)
-      node.fail(fmt::format("experts are not cut by phase with {}; leave one of them out", what));
-  };
-  refuse(spec.expert_memory.has_value(), "experts below HBM");
-  refuse(!spec.failures.outages.empty(), "\"failures\"");
-  refuse(spec.rebalancing.name() != "none", "\"rebalancing\"");
-  refuse(spec.capacity->limits(), "a capacity rule");
-  refuse(spec.mixed.kind == MixedRule::Kind::decode_if_few,
-         "a rule of mixed steps that hangs on their tokens");
-  refuse(spec.parallel.decode_weights == DecodeWeights::moved && spec.replication_effective > 1,
-         "copies of experts while weights move");
+  refuse_with_decode_cut(reader, spec);
   PoolSpec cut = spec;
   cut.parallel = in_decode(spec.parallel);
-  const ConfigNode whole(Json("linear"), node.file());
+  const ConfigNode whole(Json("linear"), reader.node().file());
   read_placement(cut.parallel.ep == 1 ? whole : reader.child("placement"), cut);
   refuse_combinations(reader, cut);
   if (std::string warning = slice_warning(cut.model, cut.parallel, cut.precision); !warning.empty())

@@ -17,12 +17,9 @@
 namespace moesim::test_attention_ffn {
 namespace {
 
+using namespace test;
+
 using Catch::Matchers::Contains;
-using test::config_error;
-using test::seconds_of;
-using test::sum;
-using test::WithinAbs;
-using test::WithinRel;
 
 constexpr Seconds us(1e-6);
 
@@ -151,11 +148,11 @@ TEST_CASE("every copy that attention sends arrives at an expert's GPU, straight"
 
 // DeepSeek-V3 in few layers, uniformly routed over all experts.
 Experiment deepseek(Json set) {
-  const auto file = test::source_dir() / "models/zoo/deepseek_v3.json";
+  const auto file = source_dir() / "models/zoo/deepseek_v3.json";
   Json model = ConfigNode::from_file(file).json();
   for (const char* key : {"groups", "groups_per_token"}) model["experts"].erase(key);
   model["layers"] = Json::array({{{"repeat", 4}, {"pattern", Json::array({{{"ffn", "moe"}}})}}});
-  Json json = test::tiny_experiment(
+  Json json = tiny_experiment(
       {{"precision", {{"experts", "bf16"}, {"attention", "bf16"}}},
        {"scheduling",
         {{"type", "decode_only"}, {"max_num_seqs", 1024}, {"max_num_batched_tokens", 1024}}},
@@ -167,7 +164,7 @@ Experiment deepseek(Json set) {
       {"type", "uniform"}, {"requests", 64}, {"prompt_rows", 1}, {"decode_rows", 16}};
   json["model"] = model;
   json.merge_patch(set);
-  return test::load(json);
+  return load(json);
 }
 
 TEST_CASE("a token is sent to as many GPUs as hold experts that it chose") {
@@ -183,8 +180,7 @@ TEST_CASE("a token is sent to as many GPUs as hold experts that it chose") {
 TEST_CASE("one NIC keeps an expert's GPU below a third of its peak, however many there are") {
   // arXiv:2602.09721: 50 GB/s bring an FFN GPU a copy of 14,336 B in 287 ns, and its 88 MFLOP take
   // 89 ns of 989 TFLOP/s: 31 %.
-  Json cluster =
-      ConfigNode::from_file(test::source_dir() / "hardware/clusters/h100x32.json").json();
+  Json cluster = ConfigNode::from_file(source_dir() / "hardware/clusters/h100x32.json").json();
   cluster["gpu"] = "../hardware/gpus/h100.json";
   cluster["gpus_per_node"] = 1;
   cluster["scale_up_domain"] = 1;
@@ -221,7 +217,7 @@ TEST_CASE("both sides take the same time with one thread and with two", "[thread
 
 // --- the step ---
 
-Experiment tiny(Json set) { return test::load_tiny(Json(set)); }
+Experiment tiny(Json set) { return load_tiny(Json(set)); }
 
 Experiment apart(int micro_batches, Json set = Json::object()) {
   Json json{
@@ -270,7 +266,7 @@ TEST_CASE("micro-batches keep every token, and their parts add up to the step") 
 }
 
 TEST_CASE("shared experts run while tokens are away if asked to") {
-  Json model = test::tiny_experiment({})["model"];
+  Json model = tiny_experiment({})["model"];
   model["experts"]["shared_width"] = 4096;
   const auto step = [&](const char* overlap) {
     return explain_step(apart(1, {{"model", model}, {"overlap", overlap}}), decode_step(8, 256))
@@ -387,13 +383,13 @@ TEST_CASE("prefill passes both sides as decode does, alone or in a pool") {
   const ExplainedStep prefill = explain_step(apart(2), prefill_step(64));
   CHECK(prefill.cost.micro_batches == 2);
   CHECK_THAT(sum(prefill.cost.parts), WithinRel(prefill.cost.total.count(), 1e-9));
-  const Report report = run(test::load(test::tiny_experiment(
-      {{"parallel", {{"dp", 2}, {"ep", 2}}},
-       {"pools",
-        {{"prefill", Json::object()},
-         {"decode",
-          {{"parallel", {{"dp", 4}, {"ep", 4}, {"ffn_gpus", 4}}},
-           {"scheduling", {{"type", "decode_only"}, {"max_num_seqs", 8}}}}}}}})));
+  const Report report = run(load(
+      tiny_experiment({{"parallel", {{"dp", 2}, {"ep", 2}}},
+                       {"pools",
+                        {{"prefill", Json::object()},
+                         {"decode",
+                          {{"parallel", {{"dp", 4}, {"ep", 4}, {"ffn_gpus", 4}}},
+                           {"scheduling", {{"type", "decode_only"}, {"max_num_seqs", 8}}}}}}}})));
   const OrderedJson document = report.document();
   CHECK(document.at("/metrics/completed"_json_pointer).get<int>() == 120);
   CHECK(document.contains("afd"));
@@ -435,7 +431,7 @@ TEST_CASE("drafts and moving experts pass both sides") {
 TEST_CASE("what does not go with attention and experts apart is refused by name") {
   const auto refused = [](Json set) { return config_error([&] { apart(2, std::move(set)); }); };
   CHECK_THAT(refused({{"overlap", "two_batch"}}),
-             Contains("/overlap") && Contains("two_batch is not modelled with ffn_gpus") &&
+             Contains("/overlap") && Contains("\"two_batch\" is not modelled with ffn_gpus") &&
                  Contains("micro_batches"));
   CHECK_THAT(refused({{"overlap", "combine_attention"}}), Contains("combine_attention"));
   CHECK_THAT(refused({{"parallel", {{"pp", 2}}}}), Contains("AFD is not modelled with pp 2"));

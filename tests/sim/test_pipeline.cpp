@@ -11,18 +11,19 @@
 namespace moesim::test_pipeline {
 namespace {
 
-using test::config_error;
-using test::WithinRel;
+using Catch::Matchers::Contains;
+using namespace test;
+
 using Times = std::vector<std::vector<Seconds>>;
 
 // Six layers and as many GPUs as asked for.
 Experiment experiment(int dp, int tp, int pp, Json set = Json::object()) {
-  Json json = test::tiny_experiment({{"parallel", {{"dp", dp}, {"tp", tp}, {"ep", dp * tp}}},
-                                     {"placement", {{"type", "linear"}, {"replication", 1}}}});
+  Json json = tiny_experiment({{"parallel", {{"dp", dp}, {"tp", tp}, {"ep", dp * tp}}},
+                               {"placement", {{"type", "linear"}, {"replication", 1}}}});
   json["model"]["layers"][0]["repeat"] = 6;
   json["parallel"]["pp"] = pp;
   json.merge_patch(set);
-  return test::load(json);
+  return load(json);
 }
 
 double sum(const Breakdown& parts) {
@@ -127,12 +128,11 @@ TEST_CASE("what a pipeline is not modelled with is refused by name") {
   CHECK_THAT(config_error([] {
                experiment(2, 1, 2, {{"overlap", "two_batch"}});
              }),
-             Catch::Matchers::Contains("overlap two_batch is not modelled with pp 2"));
-  CHECK_THAT(config_error([] { experiment(16, 1, 2); }),
-             Catch::Matchers::Contains("dp * tp * pp = 32 GPUs, but"));
+             Contains("\"two_batch\" is not modelled with pp 2"));
+  CHECK_THAT(config_error([] { experiment(16, 1, 2); }), Contains("dp * tp * pp = 32 GPUs, but"));
   CHECK_THAT(config_error([] { experiment(3, 1, 2); }),
-             Catch::Matchers::Contains("stages of dp * tp = 3 GPUs do not line up with NVLink "
-                                       "domains of 8"));
+             Contains("stages of dp * tp = 3 GPUs do not line up with NVLink "
+                      "domains of 8"));
 }
 
 }  // namespace

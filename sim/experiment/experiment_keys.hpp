@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <span>
+#include <string_view>
+
+#include "hardware/keys.hpp"
+
+namespace moesim {
+
+enum class BindingKind { random, by_workload, by_session };
+inline constexpr std::array<std::string_view, 3> binding_names{"random", "by_workload",
+                                                               "by_session"};
+enum class Fidelity { exact, sampled };
+inline constexpr std::array<std::string_view, 2> fidelity_names{"exact", "sampled"};
+
+/// Tables of objects in an experiment that no part of the program reads for itself.
+std::span<const Key> binding_keys();
+std::span<const Key> workload_keys();
+std::span<const Key> site_power_keys();
+std::span<const Key> background_keys();
+
+}  // namespace moesim
