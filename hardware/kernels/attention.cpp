@@ -171,19 +171,19 @@ Cost attention(const AttentionShape& shape, const AttentionLoad& load, const Gpu
   const Kernel& kernel = shape.decode ? attention_decode_kernel : attention_prefill_kernel;
   if (!gpu.tables || load.sequences <= 0) return roofline(load.work, {}, kernel, gpu);
   AttentionCall call = call_of(shape, load);
-  auto measured = gpu.tables->time(ask(call, gpu));
+  // Kernels may multiply a cache of eight bits as such.
+  const auto time = [&] {
+    return by_tables(ask(call, gpu), unpriced(load.work, {}, gpu),
+                     gpu.peak(shape.kv_cache, shape.kv_cache), kernel, gpu);
+  };
+  auto measured = time();
   if (!measured && call.window > 0 && call.decode) {
     // A kernel without windows, of the keys that the window leaves.
     call.context = std::min(call.context, call.window + call.queries - 1);
     call.window = 0;
-    measured = gpu.tables->time(ask(call, gpu));
+    measured = time();
   }
-  if (!measured) return roofline(load.work, {}, kernel, gpu);
-  // Kernels may multiply a cache of eight bits as such.
-  const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
-  return drawing(priced(unpriced(load.work, {}, gpu), *measured, load.work.hbm / gpu.hbm_bandwidth,
-                        load.work.flops / peak),
-                 kernel, gpu);
+  return measured ? *measured : roofline(load.work, {}, kernel, gpu);
 }
 
 }  // namespace moesim

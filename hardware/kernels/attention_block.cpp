@@ -60,14 +60,10 @@ std::optional<Cost> attention_block(const Kernel& kernel, const AttentionBlockCa
             .peak = peak};
   for (const std::string_view format : table_names(projections, activations)) {
     const double kept = call.kv_bytes;
-    const auto measured =
-        gpu.tables->time({*kernel.table,
-                          {group_of(kept, format, kind), group_of(3 - kept, format, kind)},
-                          locate(call, format, gpu)});
-    if (!measured) continue;
-    return drawing(
-        priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, cost.work.flops / peak), kernel,
-        gpu);
+    const Question question{*kernel.table,
+                            {group_of(kept, format, kind), group_of(3 - kept, format, kind)},
+                            locate(call, format, gpu)};
+    if (auto measured = by_tables(question, cost, peak, kernel, gpu)) return measured;
   }
   return std::nullopt;
 }

@@ -29,17 +29,28 @@ struct AttentionBlockCall {
   BlockWork work;
 };
 
-/// The axes of tables of blocks. By tokens of the step, length and context.
-inline constexpr std::array<TableAxis, 8> block_decode_axes{{{"sequences"},
-                                                             {"context"},
-                                                             {"queries"},
-                                                             {"heads", TableAxis::by_shape},
-                                                             {"hidden", TableAxis::by_shape}}};
-inline constexpr std::array<TableAxis, 8> block_prefill_axes{{{"tokens"},
-                                                              {"context"},
-                                                              {"queries"},
-                                                              {"heads", TableAxis::by_shape},
-                                                              {"hidden", TableAxis::by_shape}}};
+/// The table of blocks of one kind. By tokens of the step, length and context.
+constexpr MeasuredTable block_table(bool decode, std::string_view name,
+                                    decltype(MeasuredTable::samples) samples,
+                                    bool by_model = false) {
+  return {.name = name,
+          .axes = {{{decode ? "sequences" : "tokens"},
+                    {"context"},
+                    {"queries"},
+                    {"heads", TableAxis::by_shape},
+                    {"hidden", TableAxis::by_shape}}},
+          .along = decode ? "step" : "isl",
+          .samples = samples,
+          .model = {by_model ? "model" : ""}};
+}
+/// The kernel that such a table prices.
+constexpr Kernel block_kernel(const MeasuredTable& table, std::string_view summary) {
+  return {.name = table.name,
+          .summary = summary,
+          .table = &table,
+          .power =
+              table.along == "step" ? PowerClass::attention_decode : PowerClass::attention_prefill};
+}
 
 /// Finds the place of a call whose projections have a format of that name.
 Located locate(const AttentionBlockCall&, std::string_view format, const GpuSpec&);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "hardware/sums.hpp"
+
 namespace moesim {
 
 namespace {
@@ -32,11 +34,8 @@ double capped_entries(std::int64_t n, std::int64_t ratio, std::int64_t top) {
 }  // namespace
 
 EntriesSeen& EntriesSeen::operator+=(const EntriesSeen& other) {
-  pairs += other.pairs;
-  read += other.read;
-  scored += other.scored;
-  keys += other.keys;
-  return *this;
+  return add_members<&EntriesSeen::pairs, &EntriesSeen::read, &EntriesSeen::scored,
+                     &EntriesSeen::keys>(*this, other);
 }
 
 EntriesSeen entries_seen(std::int64_t first, std::int64_t end, int window, int ratio, int top) {
@@ -117,53 +116,25 @@ std::vector<Sample> compressed_samples(const TableRow& row, const GpuSpec& gpu,
   return {block_sample(row, call, gpu)};
 }
 
-constexpr MeasuredTable csa_decode_table{.name = "dsv4_csa_decode_module",
-                                         .axes = block_decode_axes,
-                                         .along = "step",
-                                         .samples = compressed_samples<true>,
-                                         .model = {"model"}};
-constexpr MeasuredTable csa_prefill_table{.name = "dsv4_csa_prefill_module",
-                                          .axes = block_prefill_axes,
-                                          .along = "isl",
-                                          .samples = compressed_samples<false>,
-                                          .model = {"model"}};
-constexpr MeasuredTable hca_decode_table{.name = "dsv4_hca_decode_module",
-                                         .axes = block_decode_axes,
-                                         .along = "step",
-                                         .samples = compressed_samples<true>,
-                                         .model = {"model"}};
-constexpr MeasuredTable hca_prefill_table{.name = "dsv4_hca_prefill_module",
-                                          .axes = block_prefill_axes,
-                                          .along = "isl",
-                                          .samples = compressed_samples<false>,
-                                          .model = {"model"}};
+constexpr MeasuredTable csa_decode_table =
+    block_table(true, "dsv4_csa_decode_module", compressed_samples<true>, true);
+constexpr MeasuredTable csa_prefill_table =
+    block_table(false, "dsv4_csa_prefill_module", compressed_samples<false>, true);
+constexpr MeasuredTable hca_decode_table =
+    block_table(true, "dsv4_hca_decode_module", compressed_samples<true>, true);
+constexpr MeasuredTable hca_prefill_table =
+    block_table(false, "dsv4_hca_prefill_module", compressed_samples<false>, true);
 
 }  // namespace
 
-constinit const Kernel csa_decode_kernel{
-    .name = "dsv4_csa_decode_module",
-    .summary = "few queries of each sequence in a block of compressed sparse attention",
-    .table = &csa_decode_table,
-    .power = PowerClass::attention_decode,
-};
-constinit const Kernel csa_prefill_kernel{
-    .name = "dsv4_csa_prefill_module",
-    .summary = "prompts in a block of compressed sparse attention, projections included",
-    .table = &csa_prefill_table,
-    .power = PowerClass::attention_prefill,
-};
-constinit const Kernel hca_decode_kernel{
-    .name = "dsv4_hca_decode_module",
-    .summary = "few queries of each sequence in a block of heavily compressed attention",
-    .table = &hca_decode_table,
-    .power = PowerClass::attention_decode,
-};
-constinit const Kernel hca_prefill_kernel{
-    .name = "dsv4_hca_prefill_module",
-    .summary = "prompts in a block of heavily compressed attention, projections included",
-    .table = &hca_prefill_table,
-    .power = PowerClass::attention_prefill,
-};
+constinit const Kernel csa_decode_kernel = block_kernel(
+    csa_decode_table, "few queries of each sequence in a block of compressed sparse attention");
+constinit const Kernel csa_prefill_kernel = block_kernel(
+    csa_prefill_table, "prompts in a block of compressed sparse attention, projections included");
+constinit const Kernel hca_decode_kernel = block_kernel(
+    hca_decode_table, "few queries of each sequence in a block of heavily compressed attention");
+constinit const Kernel hca_prefill_kernel = block_kernel(
+    hca_prefill_table, "prompts in a block of heavily compressed attention, projections included");
 
 std::optional<Cost> compressed_block(const CompressedShape& shape, const CompressedLoad& load,
                                      Precision kv_cache, Precision weights, Precision activations,

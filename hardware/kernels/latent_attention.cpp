@@ -257,14 +257,12 @@ Question ask(const AbsorptionCall& call, const GpuSpec& gpu) {
 Cost latent_attention(const LatentAttentionShape& shape, const AttentionLoad& load,
                       const GpuSpec& gpu) {
   const Kernel& kernel = shape.decode ? mla_decode_kernel : mla_prefill_kernel;
-  std::optional<TableTime> measured;
-  if (gpu.tables && load.sequences > 0) measured = gpu.tables->time(ask(call_of(shape, load), gpu));
-  if (!measured) return roofline(load.work, {}, kernel, gpu);
+  std::optional<Cost> measured;
   // Kernels may multiply a cache of eight bits as such.
-  const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
-  return drawing(priced(unpriced(load.work, {}, gpu), *measured, load.work.hbm / gpu.hbm_bandwidth,
-                        load.work.flops / peak),
-                 kernel, gpu);
+  if (gpu.tables && load.sequences > 0)
+    measured = by_tables(ask(call_of(shape, load), gpu), unpriced(load.work, {}, gpu),
+                         gpu.peak(shape.kv_cache, shape.kv_cache), kernel, gpu);
+  return measured ? *measured : roofline(load.work, {}, kernel, gpu);
 }
 
 Cost absorption(bool keys, double queries, const LatentAttentionShape& shape, const GpuSpec& gpu) {
@@ -275,11 +273,9 @@ Cost absorption(bool keys, double queries, const LatentAttentionShape& shape, co
   const Work work{.flops = Flops(2 * queries * weights), .hbm = Bytes(2 * (weights + rows))};
   const Cost cost = roofline(work, {}, mla_bmm_kernel, gpu);
   if (!gpu.tables) return cost;
-  const auto measured = gpu.tables->time(
-      ask(AbsorptionCall{keys, queries, shape.heads, shape.kv_lora, head_dim}, gpu));
-  if (!measured) return cost;
-  return drawing(priced(cost, *measured, work.hbm / gpu.hbm_bandwidth, work.flops / cost.peak),
-                 mla_bmm_kernel, gpu);
+  return by_tables(ask(AbsorptionCall{keys, queries, shape.heads, shape.kv_lora, head_dim}, gpu),
+                   cost, cost.peak, mla_bmm_kernel, gpu)
+      .value_or(cost);
 }
 
 std::optional<Cost> latent_attention_block(const LatentAttentionShape& shape,
@@ -289,12 +285,10 @@ std::optional<Cost> latent_attention_block(const LatentAttentionShape& shape,
   LatentAttentionCall call = call_of(shape, load);
   for (const std::string_view name : table_names(projections, Precision::bf16)) {
     call.block = name;
-    const auto measured = gpu.tables->time(ask(call, gpu));
-    if (!measured) continue;
     const FlopsPerSecond peak = gpu.peak(projections, projections);
-    const Cost cost = priced({.work = load.work, .peak = peak}, *measured,
-                             load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak);
-    return drawing(cost, shape.decode ? mla_decode_module_kernel : mla_prefill_module_kernel, gpu);
+    const Kernel& kernel = shape.decode ? mla_decode_module_kernel : mla_prefill_module_kernel;
+    if (auto cost = by_tables(ask(call, gpu), {.work = load.work, .peak = peak}, peak, kernel, gpu))
+      return cost;
   }
   return std::nullopt;
 }

@@ -86,14 +86,10 @@ constinit const Kernel kda_kernel{
 
 std::optional<Cost> linear_attention(const LinearAttentionCall& call, const GpuSpec& gpu) {
   if (!gpu.tables || call.tokens <= 0) return std::nullopt;
-  const auto measured = gpu.tables->time(
-      {call.by_channel ? kda_table : gdn_table, {group_of(call)}, locate(call, gpu)});
-  if (!measured) return std::nullopt;
   const Cost cost{.work = {.flops = Flops(flops_of(call)), .hbm = Bytes(bytes_of(call))},
                   .peak = gpu.peak(Precision::bf16, Precision::bf16)};
-  return drawing(
-      priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, cost.work.flops / cost.peak),
-      call.by_channel ? kda_kernel : gdn_kernel, gpu);
+  return by_tables({call.by_channel ? kda_table : gdn_table, {group_of(call)}, locate(call, gpu)},
+                   cost, cost.peak, call.by_channel ? kda_kernel : gdn_kernel, gpu);
 }
 
 }  // namespace moesim

@@ -5,6 +5,8 @@
 #include <array>
 #include <iterator>
 
+#include "hardware/tables/kernel_tables.hpp"
+
 namespace moesim {
 
 Format format_of(std::string_view name) {
@@ -93,6 +95,14 @@ std::string_view kernel_of(const TableRow& row) {
 
 Sample sample(std::string group, const TableRow& row, const Located& place) {
   return {std::move(group), std::string(kernel_of(row)), place, row.number("us")};
+}
+
+std::optional<Cost> by_tables(const Question& question, const Cost& cost, FlopsPerSecond peak,
+                              const Kernel& kernel, const GpuSpec& gpu) {
+  const auto measured = gpu.tables ? gpu.tables->time(question) : std::nullopt;
+  if (!measured) return std::nullopt;
+  return drawing(priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, cost.work.flops / peak),
+                 kernel, gpu);
 }
 
 }  // namespace moesim

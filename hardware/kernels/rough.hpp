@@ -58,4 +58,9 @@ std::string_view kernel_of(const TableRow&);
 /// The sample of a row that holds one time, in its column "us".
 Sample sample(std::string group, const TableRow&, const Located&);
 
+/// Takes a cost's time from the GPU's tables, for what its HBM and this peak bound otherwise;
+/// nothing where no table has the call.
+std::optional<Cost> by_tables(const Question&, const Cost&, FlopsPerSecond peak, const Kernel&,
+                              const GpuSpec&);
+
 }  // namespace moesim

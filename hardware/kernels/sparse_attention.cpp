@@ -107,53 +107,28 @@ std::vector<Sample> msa_samples(const TableRow& row, const GpuSpec& gpu, const E
   return {block_sample(row, call, gpu)};
 }
 
-constexpr MeasuredTable dsa_decode_table{.name = "dsa_decode_module",
-                                         .axes = block_decode_axes,
-                                         .along = "step",
-                                         .samples = dsa_samples<true>,
-                                         .model = {"model"}};
-constexpr MeasuredTable dsa_prefill_table{.name = "dsa_prefill_module",
-                                          .axes = block_prefill_axes,
-                                          .along = "isl",
-                                          .samples = dsa_samples<false>,
-                                          .model = {"model"}};
+constexpr MeasuredTable dsa_decode_table =
+    block_table(true, "dsa_decode_module", dsa_samples<true>, true);
+constexpr MeasuredTable dsa_prefill_table =
+    block_table(false, "dsa_prefill_module", dsa_samples<false>, true);
 
-constexpr MeasuredTable msa_decode_table{.name = "msa_decode_module",
-                                         .axes = block_decode_axes,
-                                         .along = "step",
-                                         .samples = msa_samples<true>};
-constexpr MeasuredTable msa_prefill_table{.name = "msa_prefill_module",
-                                          .axes = block_prefill_axes,
-                                          .along = "isl",
-                                          .samples = msa_samples<false>};
+constexpr MeasuredTable msa_decode_table =
+    block_table(true, "msa_decode_module", msa_samples<true>);
+constexpr MeasuredTable msa_prefill_table =
+    block_table(false, "msa_prefill_module", msa_samples<false>);
 
 }  // namespace
 
-constinit const Kernel dsa_decode_kernel{
-    .name = "dsa_decode_module",
-    .summary = "few queries of each sequence in a block of sparse latent attention",
-    .table = &dsa_decode_table,
-    .power = PowerClass::attention_decode,
-};
-constinit const Kernel dsa_prefill_kernel{
-    .name = "dsa_prefill_module",
-    .summary = "prompts in a block of sparse latent attention, projections included",
-    .table = &dsa_prefill_table,
-    .power = PowerClass::attention_prefill,
-};
+constinit const Kernel dsa_decode_kernel = block_kernel(
+    dsa_decode_table, "few queries of each sequence in a block of sparse latent attention");
+constinit const Kernel dsa_prefill_kernel = block_kernel(
+    dsa_prefill_table, "prompts in a block of sparse latent attention, projections included");
 
-constinit const Kernel msa_decode_kernel{
-    .name = "msa_decode_module",
-    .summary = "few queries of each sequence in a block of attention over the best blocks of keys",
-    .table = &msa_decode_table,
-    .power = PowerClass::attention_decode,
-};
-constinit const Kernel msa_prefill_kernel{
-    .name = "msa_prefill_module",
-    .summary = "prompts in a block of attention over the best blocks of keys",
-    .table = &msa_prefill_table,
-    .power = PowerClass::attention_prefill,
-};
+constinit const Kernel msa_decode_kernel = block_kernel(
+    msa_decode_table,
+    "few queries of each sequence in a block of attention over the best blocks of keys");
+constinit const Kernel msa_prefill_kernel =
+    block_kernel(msa_prefill_table, "prompts in a block of attention over the best blocks of keys");
 
 std::optional<Cost> sparse_latent_block(const SparseLatentShape& shape, const SparseLoad& load,
                                         Precision kv_cache, Precision weights,
