@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "hardware/sums.hpp"
+
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
@@ -49,13 +51,9 @@ void add_delayed(LayerChoices& choices, std::span<const DelayedSelection> backlo
 }  // namespace
 
 CapacityTally& CapacityTally::operator+=(const CapacityTally& other) {
-  selections += other.selections;
-  dropped += other.dropped;
-  rerouted += other.rerouted;
-  delayed += other.delayed;
-  waited += other.waited;
-  resumed += other.resumed;
-  return *this;
+  using T = CapacityTally;
+  return add_members<&T::selections, &T::dropped, &T::rerouted, &T::delayed, &T::waited,
+                     &T::resumed>(*this, other);
 }
 
 std::int32_t expert_capacity(double factor, std::size_t k, std::size_t tokens,

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "hardware/at.hpp"
+#include "hardware/sums.hpp"
 
 namespace moesim {
 
@@ -319,10 +320,8 @@ void CopyCounter::count_tokens(const TokenRun& run, std::size_t k, CopyRule rule
 }
 
 Locality& Locality::operator+=(const Locality& other) {
-  selections += other.selections;
-  own_gpu += other.own_gpu;
-  own_domain += other.own_domain;
-  return *this;
+  return add_members<&Locality::selections, &Locality::own_gpu, &Locality::own_domain>(*this,
+                                                                                       other);
 }
 
 Locality locality(const LayerPlacement& placement, std::span<const std::int32_t> slot_of_selection,

@@ -5,22 +5,15 @@
 #include <numeric>
 
 #include "hardware/at.hpp"
+#include "hardware/sums.hpp"
 
 namespace moesim {
 
 ExpertMemoryTally& ExpertMemoryTally::operator+=(const ExpertMemoryTally& other) {
-  hits += other.hits;
-  misses += other.misses;
-  streamed += other.streamed;
-  late += other.late;
-  prefetches += other.prefetches;
-  prefetches_used += other.prefetches_used;
-  prefetches_wasted += other.prefetches_wasted;
-  host += other.host;
-  nvme += other.nvme;
-  stall += other.stall;
-  for_blocks += other.for_blocks;
-  return *this;
+  using T = ExpertMemoryTally;
+  return add_members<&T::hits, &T::misses, &T::streamed, &T::late, &T::prefetches,
+                     &T::prefetches_used, &T::prefetches_wasted, &T::host, &T::nvme, &T::stall,
+                     &T::for_blocks>(*this, other);
 }
 
 RankMemory::RankMemory(const ExpertMemoryPlan& plan, const ExpertPlacement& placement, int rank,

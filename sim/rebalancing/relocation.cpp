@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "hardware/at.hpp"
+#include "hardware/sums.hpp"
 
 namespace moesim {
 
@@ -127,16 +128,9 @@ void Relocation::cancel() {
 }
 
 RebalancingLog& RebalancingLog::operator+=(const RebalancingLog& other) {
-  plans += other.plans;
-  declined += other.declined;
-  layers_switched += other.layers_switched;
-  nvlink += other.nvlink;
-  network += other.network;
-  copied += other.copied;
-  planning += other.planning;
-  stalled += other.stalled;
-  moving += other.moving;
-  slowdown += other.slowdown;
+  using T = RebalancingLog;
+  add_members<&T::plans, &T::declined, &T::layers_switched, &T::nvlink, &T::network, &T::copied,
+              &T::planning, &T::stalled, &T::moving, &T::slowdown>(*this, other);
   const std::size_t room = most_events - std::min(most_events, events.size());
   const auto taken = static_cast<std::ptrdiff_t>(std::min(room, other.events.size()));
   events.insert(events.end(), other.events.begin(), other.events.begin() + taken);

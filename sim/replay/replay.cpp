@@ -15,12 +15,14 @@
 
 #include "hardware/at.hpp"
 #include "hardware/rng.hpp"
+#include "hardware/sums.hpp"
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/token_traffic.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
 #include "sim/placement/copies_by_gain.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/placement/placement_score.hpp"
+#include "sim/replay/batches.hpp"
 #include "sim/step/routed_layer.hpp"
 #include "sim/token_routing/token_routing.hpp"
 #include "traces/halves.hpp"
@@ -28,13 +30,6 @@
 namespace moesim {
 
 namespace {
-
-// Tokens of all batches of one size: their rows take 512 MB.
-constexpr std::int64_t most_sampled_tokens = 1 << 26;
-
-bool has(std::span<const std::string> tags, std::string_view tag) {
-  return std::find(tags.begin(), tags.end(), tag) != tags.end();
-}
 
 void require_apart(const RoutingTrace& trace, const ReplayConfig& config) {
   if (!config.score_workloads.empty() && config.fit_workloads.empty()) {
@@ -50,37 +45,6 @@ void require_apart(const RoutingTrace& trace, const ReplayConfig& config) {
           "replay: the workload \"{}\" is fitted on and scored on; take it out of one", tag));
     }
   }
-}
-
-// Requests that batches may be drawn from, and what was left out of the trace, for messages.
-struct Usable {
-  std::vector<TraceRequest> requests;
-  std::vector<std::size_t> indices;  // of these requests, in the trace
-  std::string described;
-};
-
-Usable usable_requests(const RoutingTrace& trace, const ReplayConfig& config) {
-  Usable usable;
-  const std::vector<char> fitted = fitted_half(trace);
-  const bool half = config.fit_workloads.empty() && config.fit == ReplayFit::half;
-  for (std::size_t i = 0; i < trace.requests().size(); ++i) {
-    const TraceRequest& request = trace.requests()[i];
-    const std::string& tag = trace.workloads()[at(request.workload)];
-    if (half && fitted[i] != 0) continue;
-    if (has(config.fit_workloads, tag)) continue;
-    if (!config.score_workloads.empty() && !has(config.score_workloads, tag)) continue;
-    if (request.has_repetition || request.num_tokens == 0) continue;
-    usable.requests.push_back(request);
-    usable.indices.push_back(i);
-  }
-  usable.described =
-      fmt::format("{} of its {} requests are usable (without repetition{})", usable.requests.size(),
-                  trace.requests().size(),
-                  half                              ? ", of the half that is not fitted on"
-                  : !config.score_workloads.empty() ? ", of the workloads that are scored on"
-                  : !config.fit_workloads.empty()   ? ", of workloads that are not fitted on"
-                                                    : "");
-  return usable;
 }
 
 Observation observation(const Placer& placer, const ReplayConfig& config) {
@@ -102,140 +66,6 @@ std::vector<ExpertLoad> scored_load(const RoutingTrace& trace, const Usable& usa
   return load;
 }
 
-// Trace rows of the sampled batches, [samples][batch].
-using BatchRows = std::vector<std::vector<std::int64_t>>;
-
-// Requests in random order, the same again when they run out.
-BatchRows rows_of_requests(const Usable& usable, int batch, int samples, Rng rng) {
-  std::vector<std::size_t> order(usable.requests.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  BatchRows rows(at(samples));
-  for (auto& batch_rows : rows) {
-    for (std::size_t drawn = 0; drawn < at(batch); ++drawn) {
-      const std::size_t i = drawn % order.size();  // a step of a Fisher-Yates shuffle
-      std::swap(order[i], order[i + rng.below(order.size() - i)]);
-      const TraceRequest& request = usable.requests[order[i]];
-      const auto token = rng.below(static_cast<std::uint64_t>(request.num_tokens));
-      batch_rows.push_back(request.row_start + static_cast<std::int64_t>(token));
-    }
-  }
-  return rows;
-}
-
-BatchRows distinct_rows(const Usable& usable, int batch, int samples, Rng rng) {
-  if (at(batch) > usable.requests.size()) {
-    throw ConfigError(
-        fmt::format("replay: a batch of {} distinct requests cannot be drawn from the trace: {}; "
-                    "the sample \"several\" takes several tokens of each",
-                    batch, usable.described));
-  }
-  return rows_of_requests(usable, batch, samples, rng);
-}
-
-BatchRows several_rows(const Usable& usable, int batch, int samples, Rng rng) {
-  if (usable.requests.empty()) {
-    throw ConfigError(fmt::format("replay: the trace has no usable request: {}", usable.described));
-  }
-  return rows_of_requests(usable, batch, samples, rng);
-}
-
-BatchRows consecutive_rows(const Usable& usable, int batch, int samples, Rng rng) {
-  std::vector<std::int64_t> windows_before{0};
-  std::int64_t longest = 0;
-  for (const TraceRequest& request : usable.requests) {
-    const auto windows = std::max<std::int64_t>(request.num_tokens - batch + 1, 0);
-    windows_before.push_back(windows_before.back() + windows);
-    longest = std::max(longest, request.num_tokens);
-  }
-  if (windows_before.back() == 0) {
-    throw ConfigError(
-        fmt::format("replay: no request of the trace has {} consecutive tokens; the longest has "
-                    "{}; {}",
-                    batch, longest, usable.described));
-  }
-  BatchRows rows(at(samples));
-  for (auto& batch_rows : rows) {
-    const auto window =
-        static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(windows_before.back())));
-    const auto after = std::upper_bound(windows_before.begin(), windows_before.end(), window);
-    const auto request = at(after - windows_before.begin()) - 1;
-    batch_rows.resize(at(batch));
-    std::iota(batch_rows.begin(), batch_rows.end(),
-              usable.requests[request].row_start + window - windows_before[request]);
-  }
-  return rows;
-}
-
-// The sampled batches: tokens per expert, [samples][layers][experts], and the choices behind them.
-class Batches {
- public:
-  Batches(const RoutingTrace& trace, BatchRows rows, int gpus, double tokens_per_request)
-      : trace_(trace),
-        rows_(std::move(rows)),
-        layers_(at(trace.layers())),
-        experts_(at(trace.num_experts())),
-        k_(at(trace.experts_per_token())),
-        tokens_(rows_.size() * layers_ * experts_),
-        tokens_per_request_(tokens_per_request) {
-    trace.visit([&](auto ids) {
-      tbb::parallel_for(std::size_t{0}, rows_.size(), [&](std::size_t sample) {
-        std::int32_t* const tokens = tokens_.data() + sample * layers_ * experts_;
-        for (const std::int64_t row : rows_[sample]) {
-          const auto row_ids = ids.subspan(at(row * trace.row_ids()), at(trace.row_ids()));
-          for (std::size_t i = 0; i < row_ids.size(); ++i) {
-            ++tokens[i / k_ * experts_ + at(row_ids[i])];
-          }
-        }
-      });
-    });
-    const std::size_t batch = rows_[0].size();
-    for (std::size_t token = 0; token < batch; ++token) {
-      source_rank_.push_back(static_cast<std::int32_t>(token * at(gpus) / batch));
-    }
-  }
-
-  std::size_t samples() const { return rows_.size(); }
-  double tokens_per_request() const { return tokens_per_request_; }
-  std::span<const std::int32_t> tokens(std::size_t sample, std::size_t layer) const {
-    return std::span(tokens_).subspan((sample * layers_ + layer) * experts_, experts_);
-  }
-  /// `ids` is where the choices are put together.
-  TokenRows rows(std::size_t sample, std::size_t layer, std::vector<std::uint16_t>& ids) const {
-    ids.clear();
-    trace_.visit([&](auto recorded) {
-      for (const std::int64_t row : rows_[sample]) {
-        const auto chosen = recorded.subspan(at(row * trace_.row_ids()) + layer * k_, k_);
-        for (const auto id : chosen) ids.push_back(static_cast<std::uint16_t>(id));
-      }
-    });
-    return {ids, source_rank_};
-  }
-
- private:
-  const RoutingTrace& trace_;
-  BatchRows rows_;
-  std::size_t layers_, experts_, k_;
-  std::vector<std::int32_t> tokens_;
-  std::vector<std::int32_t> source_rank_;
-  double tokens_per_request_;
-};
-
-Batches sample_batches(const RoutingTrace& trace, const Usable& usable, int batch,
-                       const ReplayConfig& config) {
-  const bool consecutive = config.sample == ReplaySample::consecutive;
-  // A batch that needs no second token of any request is the same under "several" as under
-  // "distinct".
-  const auto name = replay_sample_names[consecutive ? 1 : 0];
-  const Rng rng(config.seed, fmt::format("replay/{}/{}", name, batch));
-  const auto draw = consecutive                               ? consecutive_rows
-                    : config.sample == ReplaySample::distinct ? distinct_rows
-                                                              : several_rows;
-  BatchRows rows = draw(usable, batch, config.sampled_batches, rng);
-  const double per_request =
-      consecutive ? batch : std::max(1.0, batch / static_cast<double>(usable.requests.size()));
-  return {trace, std::move(rows), config.gpus, per_request};
-}
-
 // Score of one routing over all cases.
 struct Score {
   std::int64_t cases = 0, max_activated = 0, max_tokens = 0, above_optimal = 0, above_even = 0;
@@ -249,22 +79,13 @@ struct Score {
   std::vector<std::int64_t> of_batch{};  // max_activated, over layers
 
   Score& operator+=(const Score& other) {
-    cases += other.cases;
-    max_activated += other.max_activated;
-    max_tokens += other.max_tokens;
-    above_optimal += other.above_optimal;
-    above_even += other.above_even;
-    time += other.time;
-    bound += other.bound;
+    add_members<&Score::cases, &Score::max_activated, &Score::max_tokens, &Score::above_optimal,
+                &Score::above_even, &Score::time, &Score::bound, &Score::capacity, &Score::hits,
+                &Score::step_copies, &Score::locality, &Score::max_with_shared, &Score::accesses>(
+        *this, other);
     of_batch.resize(other.of_batch.size());
     std::transform(of_batch.begin(), of_batch.end(), other.of_batch.begin(), of_batch.begin(),
                    std::plus<>());
-    capacity += other.capacity;
-    hits += other.hits;
-    step_copies += other.step_copies;
-    locality += other.locality;
-    max_with_shared += other.max_with_shared;
-    accesses += other.accesses;
     return *this;
   }
 };
@@ -465,15 +286,6 @@ double margin_of_resamples(std::span<const double> values) {
   return margin_of_mean(values, sum / count) * std::sqrt(count);
 }
 
-// Draws as many requests as there are, with replacement.
-Usable resampled(const Usable& usable, std::uint64_t seed, int number) {
-  Rng rng(seed, fmt::format("replay/resample/{}", number));
-  Usable drawn{{}, {}, usable.described};
-  for (std::size_t i = 0; i < usable.requests.size(); ++i)
-    drawn.requests.push_back(usable.requests[rng.below(usable.requests.size())]);
-  return drawn;
-}
-
 void compare_with_first(std::vector<ReplayRow>& rows) {
   for (ReplayRow& row : rows) {
     if (row.activated_of_resample.empty()) continue;
@@ -604,29 +416,6 @@ PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig
 
 }  // namespace
 
-std::string leave_out_large_batches(const RoutingTrace& trace, ReplayConfig& config) {
-  if (config.sample == ReplaySample::several) return "";
-  const Usable usable = usable_requests(trace, config);
-  std::int64_t most = std::ssize(usable.requests);
-  if (config.sample == ReplaySample::consecutive) {
-    most = 0;
-    for (const TraceRequest& request : usable.requests)
-      most = std::max<std::int64_t>(most, request.num_tokens);
-  }
-  const auto large = std::stable_partition(config.batches.begin(), config.batches.end(),
-                                           [&](int batch) { return batch <= most; });
-  const std::vector<int> out(large, config.batches.end());
-  if (out.empty() || out.size() == config.batches.size()) return "";
-  config.batches.erase(large, config.batches.end());
-  const std::string why = config.sample == ReplaySample::consecutive
-                              ? fmt::format("the longest usable request has {} tokens", most)
-                              : usable.described;
-  return fmt::format(
-      "batches of {} are left out: {}; --sample several takes several tokens of each "
-      "request",
-      fmt::join(out, ", "), why);
-}
-
 std::vector<std::string> remarks_of(const RoutingTrace& trace, const ReplayConfig& config,
                                     const Policies& policies) {
   std::vector<std::string> remarks;
@@ -642,25 +431,6 @@ std::vector<std::string> remarks_of(const RoutingTrace& trace, const ReplayConfi
 
 namespace {
 
-// Draws that all placements and routings are scored on.
-struct Draws {
-  std::vector<Batches> batches;                 // [config.batches]
-  std::vector<std::vector<Batches>> resamples;  // [resamples][config.batches]
-};
-
-Draws draw_batches(const RoutingTrace& trace, const ReplayConfig& config, const Usable& usable) {
-  const auto all_sizes = [&](const Usable& of) {
-    std::vector<Batches> sampled;
-    for (const int batch : config.batches)
-      sampled.push_back(sample_batches(trace, of, batch, config));
-    return sampled;
-  };
-  Draws draws{all_sizes(usable), {}};
-  for (int i = 0; i < config.bootstrap; ++i)
-    draws.resamples.push_back(all_sizes(resampled(usable, config.seed, i)));
-  return draws;
-}
-
 // A placement, and what its rows have in common.
 struct Placed {
   ExpertPlacement experts;
@@ -668,7 +438,7 @@ struct Placed {
   ReplayRow alike;
 };
 
-void add_rows(const Placed& placed, const ReplayConfig& config, const Draws& draws,
+void add_rows(const Placed& placed, const ReplayConfig& config, const SampledBatches& draws,
               const Limits& limits, std::int64_t& done, std::vector<ReplayRow>& rows) {
   const ReplayRow& alike = placed.alike;
   const auto scored = [&, in_all = std::ssize(config.placements) * std::ssize(config.replications) *
@@ -716,7 +486,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   require_apart(trace, config);
   const Limits limits = read_limits(config, policies);
   const Usable usable = usable_requests(trace, config);
-  const Draws draws = draw_batches(trace, config, usable);
+  const SampledBatches draws = draw_batches(trace, config, usable);
   const std::vector<ExpertLoad> scored = scored_load(trace, usable);
   std::vector<std::unique_ptr<Placer>> placers;
   for (const ConfigNode& policy : config.placements)

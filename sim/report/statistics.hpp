@@ -5,18 +5,13 @@
 #include <span>
 #include <vector>
 
+#include "hardware/sums.hpp"
 #include "hardware/units.hpp"
 
 namespace moesim {
 
 /// The first over the second; 0 where the second is.
 inline double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
-
-/// Adds these members of one to those of the other.
-template <auto... member, class T>
-void add_members(T& sum, const T& more) {
-  ((sum.*member += more.*member), ...);
-}
 
 /// Mean, population standard deviation and percentiles (linear interpolation, as numpy does) of a
 /// set of samples. All zero when there are none.

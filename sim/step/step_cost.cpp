@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "hardware/sums.hpp"
+
 namespace moesim {
 
 namespace {
@@ -130,11 +132,8 @@ TokenBalance token_balance(std::span<const LayerOutcome> layers) {
 }
 
 Traffic& Traffic::operator+=(const Traffic& other) {
-  time += other.time;
-  hidden += other.hidden;
-  nvlink += other.nvlink;
-  network += other.network;
-  return *this;
+  return add_members<&Traffic::time, &Traffic::hidden, &Traffic::nvlink, &Traffic::network>(*this,
+                                                                                            other);
 }
 
 void add_times(StepCost& sum, const StepCost& more, double scale) {

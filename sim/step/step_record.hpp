@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "hardware/sums.hpp"
 #include "hardware/units.hpp"
 #include "models/step_ops.hpp"
 #include "sim/kv_tiers/kv_tiers.hpp"
@@ -61,11 +62,9 @@ struct SpeculationTally {
   std::int64_t accepted = 0;
   double draft_seconds = 0;
   SpeculationTally& operator+=(const SpeculationTally& more) {
-    verifications += more.verifications;
-    drafted += more.drafted;
-    accepted += more.accepted;
-    draft_seconds += more.draft_seconds;
-    return *this;
+    using T = SpeculationTally;
+    return add_members<&T::verifications, &T::drafted, &T::accepted, &T::draft_seconds>(*this,
+                                                                                        more);
   }
 };
 
