@@ -10,10 +10,7 @@
 namespace moesim::test_config {
 
 using Catch::Matchers::Contains;
-using test::config;
-using test::config_error;
-using test::WithinAbs;
-using test::WithinRel;
+using namespace test;
 
 namespace {
 
@@ -247,20 +244,20 @@ TEST_CASE("a key that is read otherwise than its table says is a bug, not the us
 TEST_CASE("a missing file, a folder and a file that is not JSON are told apart") {
   CHECK_THAT(config_error([] { ConfigNode::from_file("/nowhere/x.json"); }),
              Contains("/nowhere/x.json: no such file"));
-  CHECK_THAT(config_error([] { ConfigNode::from_file(test::source_dir()); }),
+  CHECK_THAT(config_error([] { ConfigNode::from_file(source_dir()); }),
              Contains("not a regular file"));
-  const test::TemporaryFile broken("broken.json", "{\"a\": }");
+  const TemporaryFile broken("broken.json", "{\"a\": }");
   CHECK_THAT(config_error([&] { ConfigNode::from_file(broken.path()); }),
              Contains("broken.json: not JSON at line 1"));
-  const test::TemporaryFile huge("huge.json", "{\"a\": 1e999}");
+  const TemporaryFile huge("huge.json", "{\"a\": 1e999}");
   CHECK_THAT(config_error([&] { ConfigNode::from_file(huge.path()); }), Contains("not JSON"));
-  const test::TemporaryFile empty("empty.json", "");
+  const TemporaryFile empty("empty.json", "");
   CHECK_THAT(config_error([&] { ConfigNode::from_file(empty.path()); }), Contains("not JSON"));
 }
 
 TEST_CASE("a key that is there twice in one object is refused with its place") {
   const auto error = [](const char* text) {
-    const test::TemporaryFile file("twice.json", text);
+    const TemporaryFile file("twice.json", text);
     return config_error([&] { ConfigNode::from_file(file.path()); });
   };
   CHECK_THAT(error(R"({"a": 1, "b": [{}, {"c": {"d": 1, "e/f": 2, "e/f": 2}}]})"),
@@ -270,8 +267,8 @@ TEST_CASE("a key that is there twice in one object is refused with its place") {
 }
 
 TEST_CASE("what a message repeats stays one line, and a name holds no NUL") {
-  const ConfigNode node = test::config(R"({"file": "a\u0000b"})");
-  const ConfigNode key = test::config(R"({"x\ny": 1})");
+  const ConfigNode node = config(R"({"file": "a\u0000b"})");
+  const ConfigNode key = config(R"({"x\ny": 1})");
   CHECK(config_error([&] { ConfigReader(node).text("file"); }).find("\"a\\u0000b\" has a NUL") !=
         std::string::npos);
   CHECK(config_error([&] { ConfigReader(key).finish(); }).find("x\\u000ay") != std::string::npos);

@@ -16,12 +16,12 @@
 namespace moesim::test_families {
 
 using Catch::Matchers::Contains;
-using test::WithinRel;
+using namespace test;
 
 namespace {
 
 GpuSpec gpu_named(const std::string& name) {
-  return read_gpu(ConfigNode::from_file(test::source_dir() / "hardware/gpus" / (name + ".json")));
+  return read_gpu(ConfigNode::from_file(source_dir() / "hardware/gpus" / (name + ".json")));
 }
 
 double us(Seconds time) { return time.count() * 1e6; }
@@ -41,8 +41,8 @@ Cost deepseek_experts(const GpuSpec& gpu, std::int32_t rows, double tokens) {
 }
 
 TEST_CASE("a kernel that has no constants is named, and the file that should have them") {
-  CHECK_THAT(test::config_error([] { GpuSpec{}.kernel(gemm_kernel); }),
-             Catch::Matchers::Contains("\"gemm\" has no constants; hardware/families.json"));
+  CHECK_THAT(config_error([] { GpuSpec{}.kernel(gemm_kernel); }),
+             Contains("\"gemm\" has no constants; hardware/families.json"));
 }
 
 }  // namespace
@@ -180,12 +180,11 @@ TEST_CASE("no number of a GPU or a model stands in code") {
       "kimi|glm-[0-9]|gpt.oss|llama|mixtral|minimax|gemma|nemotron|olmoe",
       std::regex::icase);
   for (const char* folder : {"hardware", "sim", "tools/bench", "tools/lab/validation"}) {
-    for (const auto& entry :
-         std::filesystem::recursive_directory_iterator(test::source_dir() / folder)) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(source_dir() / folder)) {
       const auto ending = entry.path().extension();
       if (ending != ".cpp" && ending != ".hpp") continue;
       const std::string file =
-          std::filesystem::relative(entry.path(), test::source_dir()).generic_string();
+          std::filesystem::relative(entry.path(), source_dir()).generic_string();
       std::ifstream in(entry.path());
       for (std::string line; std::getline(in, line);) {
         const std::string code = line.substr(0, line.find("//"));

@@ -17,26 +17,24 @@
 namespace moesim::test_hardware {
 
 using Catch::Matchers::Contains;
-using test::config_error;
-using test::WithinRel;
+using namespace test;
 
 namespace {
 
 std::vector<std::filesystem::path> shipped(const char* folder) {
   std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(test::source_dir() / folder))
+  for (const auto& entry : std::filesystem::directory_iterator(source_dir() / folder))
     files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   return files;
 }
 
 GpuSpec gpu_named(const std::string& name) {
-  return read_gpu(ConfigNode::from_file(test::source_dir() / "hardware/gpus" / (name + ".json")));
+  return read_gpu(ConfigNode::from_file(source_dir() / "hardware/gpus" / (name + ".json")));
 }
 
 ClusterSpec cluster_named(const std::string& name) {
-  return read_cluster(
-      ConfigNode::from_file(test::source_dir() / "hardware/clusters" / (name + ".json")));
+  return read_cluster(ConfigNode::from_file(source_dir() / "hardware/clusters" / (name + ".json")));
 }
 
 /// Round numbers for arithmetic by hand: 1 TB/s, 100 TFLOP/s, 100 GB/s links, 10 us launch, half of
@@ -167,7 +165,7 @@ TEST_CASE("the shipped facts are one-directional and dense") {
 }
 
 TEST_CASE("a GPU file with a fact missing, misspelt or impossible is refused at its place") {
-  const auto file = test::source_dir() / "hardware/gpus/h100.json";
+  const auto file = source_dir() / "hardware/gpus/h100.json";
   const Json good = ConfigNode::from_file(file).json();
   const auto error = [&](const char* pointer, const Json& value) {
     Json changed = good;
@@ -186,7 +184,7 @@ TEST_CASE("a GPU file with a fact missing, misspelt or impossible is refused at 
 
 TEST_CASE(
     "a GPU that nobody measured works from its data sheet, with family defaults, and says so") {
-  const auto file = test::source_dir() / "hardware/gpus/h100.json";
+  const auto file = source_dir() / "hardware/gpus/h100.json";
   Json sheet = ConfigNode::from_file(file).json();
   sheet.erase("kernels");
   sheet.erase("collectives");
@@ -247,9 +245,9 @@ TEST_CASE("no prediction is faster than its bytes and flops at the data sheet's 
 }
 
 TEST_CASE("a cluster's GPU may be inline, and its domains must divide it") {
-  const auto file = test::source_dir() / "hardware/clusters/h100x16.json";
+  const auto file = source_dir() / "hardware/clusters/h100x16.json";
   Json cluster = ConfigNode::from_file(file).json();
-  cluster["gpu"] = test::bare_gpu(test::source_dir() / "hardware/gpus/h200.json");
+  cluster["gpu"] = test::bare_gpu(source_dir() / "hardware/gpus/h200.json");
   CHECK(read_cluster(ConfigNode(cluster, file)).gpu.name == "H200 SXM 141GB");
   cluster["scale_up_domain"] = 6;
   CHECK_THAT(config_error([&] { read_cluster(ConfigNode(cluster, file)); }),

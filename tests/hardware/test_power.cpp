@@ -10,7 +10,7 @@
 namespace moesim::test_power {
 
 using Catch::Matchers::Contains;
-using test::WithinRel;
+using namespace test;
 
 namespace {
 
@@ -21,15 +21,15 @@ GpuPower power(PowerConstants all, double idle, double limit) {
 }
 
 Json h200_with(const Json& power) {
-  Json gpu = test::bare_gpu(test::source_dir() / "hardware/gpus/h200.json");
+  Json gpu = test::bare_gpu(source_dir() / "hardware/gpus/h200.json");
   gpu["kernels"].erase("as");
   gpu["power"] = power;
   return gpu;
 }
 
 std::string refused(const Json& power) {
-  return test::config_error(
-      [&] { read_gpu(ConfigNode(h200_with(power), test::source_dir() / "tests/gpu.json")); });
+  return config_error(
+      [&] { read_gpu(ConfigNode(h200_with(power), source_dir() / "tests/gpu.json")); });
 }
 
 Json measured() {
@@ -76,7 +76,7 @@ TEST_CASE("a GPU that was not measured draws as its sibling, scaled by both limi
 }
 
 TEST_CASE("a kernel's cost says what the GPU draws meanwhile") {
-  GpuSpec gpu = read_gpu(ConfigNode(h200_with(measured()), test::source_dir() / "tests/gpu.json"));
+  GpuSpec gpu = read_gpu(ConfigNode(h200_with(measured()), source_dir() / "tests/gpu.json"));
   const Cost cost = gemm(4096, 4096, 4096, Precision::bf16, Precision::bf16, gpu);
   // One weight of 1 on the loads: floor + (limit - floor) u.
   const double share = cost.work.hbm.value() / 4.8e12 / cost.time.count();
@@ -110,7 +110,7 @@ TEST_CASE("shipped GPUs draw between idle and limit, more for more load") {
   for (const std::string& name : shipped_names(Shipped::gpu)) {
     CAPTURE(name);
     const GpuSpec gpu =
-        read_gpu(ConfigNode::from_file(test::source_dir() / "hardware/gpus" / (name + ".json")));
+        read_gpu(ConfigNode::from_file(source_dir() / "hardware/gpus" / (name + ".json")));
     if (!gpu.power) continue;
     ++known;
     CHECK_FALSE(gpu.power->source.empty());

@@ -17,9 +17,9 @@
 namespace moesim::test_table_file {
 namespace {
 
+using namespace test;
+
 using Catch::Matchers::Contains;
-using test::config_error;
-using test::TemporaryFolder;
 
 std::string bytes_of(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
@@ -82,7 +82,7 @@ std::string said_of_gemm(const std::string& text) {
   const TemporaryFolder folder;
   std::filesystem::create_directories(folder / "p/vllm-1");
   std::ofstream(folder / "p/vllm-1/gemm.csv") << text;
-  Json json = test::bare_gpu(test::source_dir() / "hardware/gpus/h100.json");
+  Json json = test::bare_gpu(source_dir() / "hardware/gpus/h100.json");
   json["profiles"] = (folder / "p").string();
   return config_error([&] {
     const GpuSpec gpu = with_engine(read_gpu(ConfigNode(json, folder / "gpu.json")), {"vllm", "1"});
@@ -100,8 +100,7 @@ TEST_CASE("a table whose header lacks a column, or that has no row, is refused w
 
 TEST_CASE("every shipped table has the columns that are asked of it, and rows that are used") {
   int tables = 0;
-  for (const auto& file :
-       std::filesystem::directory_iterator(test::source_dir() / "hardware/gpus")) {
+  for (const auto& file : std::filesystem::directory_iterator(source_dir() / "hardware/gpus")) {
     const auto gpu = std::make_shared<const GpuSpec>(read_gpu(ConfigNode::from_file(file.path())));
     for (const Profile& profile : gpu->profiles) {
       for (const MeasuredTable* table : measured_tables())

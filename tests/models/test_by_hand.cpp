@@ -12,10 +12,8 @@
 namespace moesim {
 namespace {
 
-using test::config;
-using test::config_error;
-using test::WithinAbs;
-using test::WithinRel;
+using Catch::Matchers::Contains;
+using namespace test;
 
 // ---- the arithmetic, by the papers; h is the hidden size ----
 
@@ -519,8 +517,8 @@ const std::vector<Model>& models() {
   return table;
 }
 
-std::filesystem::path zoo_folder() { return test::source_dir() / "models" / "zoo"; }
-std::filesystem::path shared_folder() { return test::shared_dir() / "data" / "models"; }
+std::filesystem::path zoo_folder() { return source_dir() / "models" / "zoo"; }
+std::filesystem::path shared_folder() { return shared_dir() / "data" / "models"; }
 
 std::filesystem::path file_of(const std::string& name) {
   const std::filesystem::path zoo = zoo_folder() / (name + ".json");
@@ -543,7 +541,7 @@ TEST_CASE("every model has the parameters and KV bytes that a pencil finds in it
       CAPTURE(name);
       if (!std::filesystem::exists(file_of(name))) {
         skipped = true;
-        CHECK_FALSE(test::has_shared());
+        CHECK_FALSE(has_shared());
         continue;
       }
       const bool rounded = name.find("Nemotron") != std::string::npos;
@@ -558,7 +556,7 @@ TEST_CASE("the table by hand names every model of the zoo and of the shared conf
   for (const Model& row : models()) listed.insert(row.files.begin(), row.files.end());
   for (const auto& file : std::filesystem::directory_iterator(zoo_folder()))
     there.insert(file.path().stem().string());
-  if (!test::has_shared()) {
+  if (!has_shared()) {
     WARN("skipped: ../shared is absent");
     for (const std::string& name : there) CHECK(listed.contains(name));
     return;
@@ -627,8 +625,7 @@ TEST_CASE("GLM-5.2 has an indexer in 21 of 78 layers, however its file says it")
   CHECK(read_model(ConfigNode::from_file(file_of("glm_5_2"))).layers == by_frequency.layers);
   types[7] = "half";
   CHECK_THAT(config_error([&] { read_model(config(named.dump())); }),
-             Catch::Matchers::Contains(
-                 "/indexer_types/7: unknown indexer; expected a full or a shared one"));
+             Contains("/indexer_types/7: unknown indexer; expected a full or a shared one"));
   named.erase("indexer_types");
   std::string letters;
   for (const LayerSpec& layer : by_frequency.layers)
@@ -637,8 +634,7 @@ TEST_CASE("GLM-5.2 has an indexer in 21 of 78 layers, however its file says it")
   CHECK(read_model(config(named.dump())).layers == by_frequency.layers);
   // No layer can take the choice of one before it that there is not.
   named["index_topk_pattern"] = std::string(78, 'S');
-  CHECK_THAT(config_error([&] { read_model(config(named.dump())); }),
-             Catch::Matchers::Contains("has no indexer"));
+  CHECK_THAT(config_error([&] { read_model(config(named.dump())); }), Contains("has no indexer"));
 }
 
 // Nemotron-3 Super and Ultra: M, E and * blocks, as transformers 5 lists them.
@@ -702,7 +698,7 @@ TEST_CASE("Nemotron-3 Super and Ultra are read from the list of their blocks") {
 
   ultra["layers_block_type"][3] = "conv";
   CHECK_THAT(config_error([&] { read_model(config(ultra.dump())); }),
-             Catch::Matchers::Contains("/layers_block_type/3: a layer of type \"conv\""));
+             Contains("/layers_block_type/3: a layer of type \"conv\""));
 }
 
 TEST_CASE("Gemma 4 without experts is a dense model") {
@@ -732,7 +728,7 @@ TEST_CASE("Gemma 4 without experts is a dense model") {
   CHECK(model.moe_layers() == 0);
   json["hidden_size_per_layer_input"] = 256;
   CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
-             Catch::Matchers::Contains("/hidden_size_per_layer_input"));
+             Contains("/hidden_size_per_layer_input"));
 }
 
 }  // namespace

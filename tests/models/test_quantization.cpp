@@ -234,7 +234,7 @@ TEST_CASE("models are found by their ids on HuggingFace") {
 
 TEST_CASE("slices of experts that not every kernel takes are doubted, with those that go") {
   const auto remark = [](const Json& experiment) {
-    const ExperimentSpec spec = read_spec({experiment, test::source_dir() / "tests/x.json"});
+    const ExperimentSpec spec = read_spec({experiment, source_dir() / "tests/x.json"});
     std::string all;
     for (const std::string& one : spec.pools.front().remarks) all += one + "\n";
     return all;

@@ -7,13 +7,13 @@
 namespace moesim::test_decode_ep {
 namespace {
 
-using test::WithinRel;
+using namespace test;
 
 // Each attention rank on one of four GPUs, prompts and decodes in steps of their own.
 Json cut(const Json& parallel, const Json& set = Json::object()) {
   Json plan{{"dp", 4}, {"tp", 1}, {"ep", 4}};
   plan.merge_patch(parallel);
-  Json json = test::tiny_experiment(
+  Json json = tiny_experiment(
       {{"parallel", plan},
        {"placement", {{"replication", 1}}},
        {"scheduling",
@@ -24,7 +24,7 @@ Json cut(const Json& parallel, const Json& set = Json::object()) {
 }
 
 Seconds time_of(const Json& json, const StepContent& content) {
-  return explain_step(test::load(json), content).totals.front();
+  return explain_step(load(json), content).totals.front();
 }
 
 ParallelPlan plan(int ep) { return {.dp = 4, .ep = ep}; }
@@ -44,7 +44,7 @@ TEST_CASE("a step costs what it costs where all steps are cut as its own phase i
 }
 
 TEST_CASE("the weights of both cuts are in HBM, or room for a layer that moves") {
-  const auto budget = [](const Json& json) { return test::load(json).decode().memory; };
+  const auto budget = [](const Json& json) { return load(json).decode().memory; };
   const MemoryBudget one = budget(cut(Json::object()));
   const MemoryBudget sliced = budget(cut({{"ep", 1}}));
   const MemoryBudget twice = budget(cut({{"decode_ep", 1}}));
@@ -61,7 +61,7 @@ TEST_CASE("the weights of both cuts are in HBM, or room for a layer that moves")
 
 TEST_CASE("what moves between two cuts is what GPUs lack") {
   const Fabric fabric(
-      read_cluster(ConfigNode::from_file(test::source_dir() / "hardware/clusters/h100x16.json")));
+      read_cluster(ConfigNode::from_file(source_dir() / "hardware/clusters/h100x16.json")));
   const Bytes weights(64e9);
   const auto bytes = [&](int from, int to) {
     return cut_anew(fabric, plan(from), plan(to), weights).nvlink.value();
@@ -87,8 +87,8 @@ TEST_CASE("weights that move are charged before each step of another cut, and no
       rebalancing.push_back(seconds);
     }
   } seen;
-  const Experiment e = test::load(moved);
-  CHECK(test::serve(e, {&seen}).document()["metrics"]["completed"] == 120);
+  const Experiment e = load(moved);
+  CHECK(serve(e, {&seen}).document()["metrics"]["completed"] == 120);
   const Bytes weights = e.decode().memory.experts * 4;
   const Seconds once = cut_anew(Fabric(e.decode().cluster), plan(4), plan(1), weights).time;
   // At the start weights stand as prompts need them.
@@ -107,17 +107,17 @@ TEST_CASE("runs with two cuts serve all, sampled and with drafts, and their conf
   for (const Json& set :
        {Json::object(), Json{{"fidelity", "sampled"}},
         Json{{"speculative", {{"num_speculative_tokens", 2}, {"acceptance_rate", 0.7}}}}}) {
-    const Report report = run(test::load(cut({{"decode_ep", 2}}, set)));
+    const Report report = run(load(cut({{"decode_ep", 2}}, set)));
     CHECK(report.document()["metrics"]["completed"] == 120);
     const Json again = Json::parse(report.document()["context"]["config"].dump());
-    CHECK(run(test::load(again)).document().dump() == report.document().dump());
+    CHECK(run(load(again)).document().dump() == report.document().dump());
   }
 }
 
 TEST_CASE("what two cuts are not modelled with is refused with its reason") {
   const auto says = [](const Json& parallel, const Json& set, const char* what) {
     CAPTURE(what);
-    CHECK(test::refused(cut(parallel, set)).find(what) != std::string::npos);
+    CHECK(refused(cut(parallel, set)).find(what) != std::string::npos);
   };
   const Json one{{"decode_ep", 1}};
   says({{"decode_ep", 4}}, Json::object(), "so that all steps are cut alike");

@@ -16,7 +16,8 @@
 namespace moesim::test_kv_cache {
 namespace {
 
-using test::WithinAbs;
+using Catch::Matchers::Contains;
+using namespace test;
 
 const KvLayout layout{16, Bytes(1), 1, {{1, 0}}};
 
@@ -381,7 +382,7 @@ TEST_CASE("what a plan finds and takes on paper is what the cache then does, ove
 }
 
 Json mooncake(const Json& changes) {
-  Json json = ConfigNode::from_file(test::source_dir() / "configs/quick.json").json();
+  Json json = ConfigNode::from_file(source_dir() / "configs/quick.json").json();
   json["workload"].erase("lengths");
   json["workload"]["arrivals"] = {
       {"type", "trace"},
@@ -396,9 +397,9 @@ Json mooncake(const Json& changes) {
   return json;
 }
 
-test::Served run_mooncake(const Json& changes) {
+Served run_mooncake(const Json& changes) {
   TraceLibrary traces;
-  const auto file = test::source_dir() / "configs/inline.json";
+  const auto file = source_dir() / "configs/inline.json";
   return test::serve(load_experiment(ConfigNode(mooncake(changes), file), traces));
 }
 
@@ -407,14 +408,14 @@ double hit_rate(const Report& report) {
 }
 
 TEST_CASE("the hits on Mooncake's conversations stay below those of a cache without end") {
-  if (!test::has_shared()) {
+  if (!has_shared()) {
     WARN("skipped: ../shared is absent");
     return;
   }
   // What one endless cache would hit: leading blocks of 512 tokens seen before, all but the last
   // token.
-  const RequestTrace trace = read_request_trace(
-      test::shared_dir() / "data/requests/mooncake_fast25/conversation_trace.jsonl");
+  const RequestTrace trace =
+      read_request_trace(shared_dir() / "data/requests/mooncake_fast25/conversation_trace.jsonl");
   std::set<std::uint64_t> seen;
   double blocks = 0, hit_blocks = 0, tokens = 0, hit_tokens = 0;
   for (std::size_t r = 0; r < trace.rows.size(); ++r) {
@@ -432,12 +433,12 @@ TEST_CASE("the hits on Mooncake's conversations stay below those of a cache with
     for (const PromptIds::Span& span : ids) seen.insert(span.id);
   }
   CHECK_THAT(hit_blocks / blocks, WithinAbs(0.3664, 5e-5));
-  const test::Served report = run_mooncake(Json::object());
+  const Served report = run_mooncake(Json::object());
   CHECK(hit_rate(report) > 0);
   CHECK(hit_rate(report) <= hit_tokens / tokens);
   // One rank holds every prefix, so it comes closer than eight that each hold their own.
   const Json one_rank{{"parallel", {{"dp", 1}, {"tp", 8}, {"ep", 8}}}};
-  const test::Served one = run_mooncake(one_rank);
+  const Served one = run_mooncake(one_rank);
   CHECK(hit_rate(one) > hit_rate(report));
   CHECK(hit_rate(one) <= hit_tokens / tokens);
   for (const RequestRecord& r : one.requests) {
@@ -447,15 +448,14 @@ TEST_CASE("the hits on Mooncake's conversations stay below those of a cache with
 }
 
 TEST_CASE("sequences that share a prefix survive a cache too small for all of them") {
-  if (!test::has_shared()) {
+  if (!has_shared()) {
     WARN("skipped: ../shared is absent");
     return;
   }
   TraceLibrary traces;
   Json json = mooncake({{"workload", {{"requests", 60}}}, {"parallel", {{"dp", 2}, {"tp", 4}}}});
   json["workload"]["arrivals"]["speedup"] = 50;
-  Experiment e =
-      load_experiment(ConfigNode(json, test::source_dir() / "configs/inline.json"), traces);
+  Experiment e = load_experiment(ConfigNode(json, source_dir() / "configs/inline.json"), traces);
   std::int64_t longest = 0;
   for (std::int64_t i = 0; i < 60; ++i) {
     Rng rng(1, "unused");
@@ -463,7 +463,7 @@ TEST_CASE("sequences that share a prefix survive a cache too small for all of th
     longest = std::max<std::int64_t>(longest, request.prompt_tokens + request.output_tokens);
   }
   e.decode().memory.kv_blocks = e.decode().kv_layout.blocks_for(longest);
-  const test::Served report = test::serve(e);
+  const Served report = test::serve(e);
   CHECK(report.document().at("/kv/preemptions"_json_pointer) > 0);
   CHECK(hit_rate(report) > 0);
   for (const RequestRecord& r : report.requests) {
@@ -473,13 +473,13 @@ TEST_CASE("sequences that share a prefix survive a cache too small for all of th
 }
 
 TEST_CASE("prefix caching where nothing is shared changes nothing but the words of the report") {
-  Json json = ConfigNode::from_file(test::source_dir() / "configs/quick.json").json();
+  Json json = ConfigNode::from_file(source_dir() / "configs/quick.json").json();
   json["workload"]["requests"] = 64;
   const auto bytes = [&](bool caching) {
     json["kv_cache"]["prefix_caching"] = caching;
     TraceLibrary traces;
     OrderedJson document =
-        run(load_experiment(ConfigNode(json, test::source_dir() / "configs/inline.json"), traces))
+        run(load_experiment(ConfigNode(json, source_dir() / "configs/inline.json"), traces))
             .document();
     document.erase("context");
     document["kv"].erase("prefix_caching");
@@ -490,15 +490,14 @@ TEST_CASE("prefix caching where nothing is shared changes nothing but the words 
 
 std::string refused(const Json& json) {
   TraceLibrary traces;
-  return test::config_error([&] {
-    load_experiment(ConfigNode(json, test::source_dir() / "configs/inline.json"), traces);
-  });
+  return config_error(
+      [&] { load_experiment(ConfigNode(json, source_dir() / "configs/inline.json"), traces); });
 }
 
 // Requests as Mooncake writes them; the third to the fifth begin like the first. With the last,
 // like none, measuring ends.
 std::int64_t conversation_hits(const char* model) {
-  const test::TemporaryFile file("conversations.jsonl", R"(
+  const TemporaryFile file("conversations.jsonl", R"(
 {"timestamp": 0, "input_length": 1200, "output_length": 5, "hash_ids": [0, 1, 2]}
 {"timestamp": 40, "input_length": 600, "output_length": 3, "hash_ids": [3, 4]}
 {"timestamp": 9000, "input_length": 1300, "output_length": 4, "hash_ids": [0, 1, 5]}
@@ -515,7 +514,7 @@ std::int64_t conversation_hits(const char* model) {
   json["workload"]["arrivals"]["file"] = file.path().string();
   json["workload"]["requests"] = 6;
   TraceLibrary traces;
-  const ConfigNode node(json, test::source_dir() / "configs/inline.json");
+  const ConfigNode node(json, source_dir() / "configs/inline.json");
   return test::serve(load_experiment(node, traces))
       .document()
       .at("/kv/prefix_hit_tokens"_json_pointer)
@@ -531,13 +530,12 @@ TEST_CASE("prompts find over windows and chunks what they find without") {
 }
 
 TEST_CASE("prefix caching is refused where layers keep a state") {
-  const test::TemporaryFile file(
+  const TemporaryFile file(
       "one.jsonl", R"({"timestamp": 0, "input_length": 512, "output_length": 5, "hash_ids": [0]})");
   Json json = mooncake({{"model", "../models/zoo/qwen3_next_80b_a3b.json"}});
   json["workload"]["arrivals"]["file"] = file.path().string();
   json["workload"]["requests"] = 1;
-  CHECK_THAT(refused(json),
-             Catch::Contains("prefix_caching: is not modelled for states that layers"));
+  CHECK_THAT(refused(json), Contains("prefix_caching: is not modelled for states that layers"));
 }
 
 }  // namespace

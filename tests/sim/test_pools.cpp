@@ -11,14 +11,12 @@
 namespace moesim::test_pools {
 namespace {
 
-using test::load;
-using test::refused;
-using test::WithinAbs;
-using test::WithinRel;
+using Catch::Matchers::Contains;
+using namespace test;
 
 // A prefill group of 4 GPUs and one of decode.
 Json apart(const Json& set = Json::object()) {
-  Json json = test::tiny_experiment(
+  Json json = tiny_experiment(
       {{"pools",
         {{"prefill",
           {{"scheduling",
@@ -39,7 +37,7 @@ TEST_CASE("prompts are computed in one pool and tokens decoded in the other") {
   // All requests at once: none arrives later, so that the whole run is measured.
   Json json = apart();
   json["workload"]["arrivals"]["concurrency"] = 120;
-  const test::Served report = test::serve(load(json));
+  const Served report = serve(load(json));
   const OrderedJson document = report.document();
   CHECK(document["metrics"]["completed"] == 120);
   const OrderedJson& pools = document["pools"];
@@ -91,11 +89,11 @@ TEST_CASE("a lone request's KV cache takes what its bytes take on the link") {
     // 3 layers of K and V, 4 heads of 64, bf16; 20 tokens are two blocks of 16.
     CHECK_THAT(cost.bytes.value(), WithinRel(3 * 2 * 4 * 64 * 2 * 32.0, 1e-12));
     CHECK(cost.last_layer < cost.all);
-    const test::Served serial = test::serve(e);
+    const Served serial = serve(e);
     CHECK_THAT(to_seconds(serial.requests[0].prefill->kv_exposed).count(),
                WithinRel(cost.all.count(), 1e-6));
     // The prompt's step is long enough to hide all layers but the last.
-    const test::Served overlapped = test::serve(load(lone(true, level)));
+    const Served overlapped = serve(load(lone(true, level)));
     const Seconds step =
         to_seconds(overlapped.requests[0].first_token - overlapped.requests[0].arrival);
     const double exposed = std::max(cost.last_layer.count(), (cost.all - step).count());
@@ -119,7 +117,7 @@ TEST_CASE("KV caches leave one after the other over the link of their rank") {
   json["workload"]["requests"] = 4;
   const Experiment e = load(json);
   const double one = kv_transfer(e, 16).all.count();
-  const test::Served report = test::serve(e);
+  const Served report = serve(e);
   for (std::size_t i = 0; i < 4; ++i) {
     CHECK_THAT(to_seconds(report.requests[i].prefill->kv_exposed).count(),
                WithinRel(one * double(i + 1), 1e-6));
@@ -132,7 +130,7 @@ TEST_CASE("KV caches that arrive at one moment join one decode step") {
   json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 16}, {"output", 3}};
   json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 4}};
   json["workload"]["requests"] = 4;
-  const test::Served report = test::serve(load(json));
+  const Served report = serve(load(json));
   CHECK(report.document()["steps"]["decode"]["steps"] == 2);
   for (const RequestRecord& r : report.requests) {
     CHECK(r.last_token == report.requests[0].last_token);
@@ -198,16 +196,15 @@ TEST_CASE("a prefill GPU sends its share to every decode GPU that keeps a copy")
 TEST_CASE("links on which a KV cache takes longer than the clock runs are refused") {
   const auto error = [](const Json& network) {
     Json json = apart({{"kv_transfer", {{"level", "network"}}}});
-    Json cluster =
-        ConfigNode::from_file(test::source_dir() / "hardware/clusters/h100x16.json").json();
+    Json cluster = ConfigNode::from_file(source_dir() / "hardware/clusters/h100x16.json").json();
     cluster["gpu"] = "../hardware/gpus/h100.json";
     cluster["network"].merge_patch(network);
     json["cluster"] = cluster;
     const Experiment e = load(json);
-    return test::config_error([&] { run(e); });
+    return config_error([&] { run(e); });
   };
-  CHECK_THAT(error({{"bandwidth", "0.001 B/s"}}), Catch::Contains("100 days"));
-  CHECK_THAT(error({{"latency", "720 h"}}), Catch::Contains("100 days"));
+  CHECK_THAT(error({{"bandwidth", "0.001 B/s"}}), Contains("100 days"));
+  CHECK_THAT(error({{"latency", "720 h"}}), Contains("100 days"));
 }
 
 TEST_CASE("no request is lost, and no block, under any router, with cramped caches") {
@@ -237,7 +234,7 @@ TEST_CASE("ranks and whole groups of either pool may fail") {
         json["pools"]["decode"]["scheduling"] = {
             {"type", scheduler}, {"max_num_seqs", 8}, {"max_num_batched_tokens", 64}};
         json["pools"][pool].merge_patch(outages(whole ? group : rank, whole ? 2 : 1));
-        const test::Served report = test::serve(load(json));
+        const Served report = serve(load(json));
         CHECK(report.document()["metrics"]["completed"] == 120);
         for (const RequestRecord& r : report.requests) REQUIRE(r.generated == r.output_tokens);
       }
@@ -253,13 +250,13 @@ TEST_CASE("a prompt whose rank stops while its KV cache is on the way is compute
   const auto recomputed = [](const Report& report) {
     return report.document()["pools"]["decode"]["instances"][0]["prefill_tokens"].get<double>();
   };
-  const test::Served whole = test::serve(load(json));
+  const Served whole = serve(load(json));
   const RequestRecord& request = whole.requests[0];
   CHECK(recomputed(whole) == 0);
   const auto halfway = to_seconds(request.first_token - Time{} + request.prefill->kv_exposed / 2);
   json["pools"]["prefill"]["failures"] =
       Json::array({{{"gpu", request.prefill->rank}, {"at", fmt::format("{} s", halfway.count())}}});
-  const test::Served broken = test::serve(load(json));
+  const Served broken = serve(load(json));
   // 20 tokens of the prompt and the one that the prefill pool had emitted.
   CHECK(recomputed(broken) == 21);
   CHECK(broken.requests[0].generated == 30);
@@ -280,7 +277,7 @@ TEST_CASE("a prompt that either pool can never hold is rejected and holds up nob
 TEST_CASE("requests of one output token never see the decode pool") {
   Json json = apart();
   json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 20}, {"output", 1}};
-  const test::Served report = test::serve(load(json));
+  const Served report = serve(load(json));
   CHECK(report.document()["metrics"]["completed"] == 120);
   CHECK(report.document()["pools"]["kv_transfer"]["transfers"] == 0);
   for (const RequestRecord& r : report.requests) CHECK(r.instance == 0);
@@ -288,7 +285,7 @@ TEST_CASE("requests of one output token never see the decode pool") {
 
 // A copy of a shipped cluster, whose NIC has this bandwidth.
 Json cluster_of(const char* file, const char* gpu, const char* nic) {
-  Json cluster = ConfigNode::from_file(test::source_dir() / "hardware/clusters" / file).json();
+  Json cluster = ConfigNode::from_file(source_dir() / "hardware/clusters" / file).json();
   cluster["gpu"] = gpu;
   cluster["network"]["bandwidth"] = nic;
   return cluster;
@@ -343,8 +340,7 @@ TEST_CASE("each pool may have a cluster of its own, and computes as it does on t
 
 TEST_CASE("pools may be on any two shipped clusters, and KV caches find their way") {
   std::vector<std::string> clusters;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(test::source_dir() / "hardware/clusters"))
+  for (const auto& entry : std::filesystem::directory_iterator(source_dir() / "hardware/clusters"))
     clusters.push_back(entry.path().string());
   int pairs = 0;
   for (const std::string& prefill : clusters) {
@@ -390,12 +386,12 @@ TEST_CASE("pools on two clusters that cannot be are refused in a sentence") {
   const Json other{{"cluster", "../hardware/clusters/b200x8.json"}};
   CHECK(with(other).empty());
   CHECK_THAT(with(other, {{"kv_transfer", {{"level", "nvlink"}}}}),
-             Catch::Contains("/kv_transfer/level") && Catch::Contains("two clusters"));
+             Contains("/kv_transfer/level") && Contains("two clusters"));
   Json many = other;
   many["instances"] = 3;
-  CHECK_THAT(with(many), Catch::Contains("3 instances of 4 GPUs take 12, but 8 x B200 has 8"));
+  CHECK_THAT(with(many), Contains("3 instances of 4 GPUs take 12, but 8 x B200 has 8"));
   CHECK_THAT(with(other, {{"pool_roles", {{"type", "thresholds"}}}}),
-             Catch::Contains("groups do not move between clusters"));
+             Contains("groups do not move between clusters"));
 }
 
 TEST_CASE("pools that make no sense are refused in a sentence") {
@@ -404,29 +400,29 @@ TEST_CASE("pools that make no sense are refused in a sentence") {
     return apart({{"pools", {{pool, set}}}});
   };
   CHECK_THAT(refused(with("prefill", {{"instances", 4}})),
-             Catch::Contains("16 GPUs for prefill and 4 for decode are 20"));
+             Contains("16 GPUs for prefill and 4 for decode are 20"));
   CHECK_THAT(refused(with("decode", {{"workload", {{"requests", 3}}}})),
-             Catch::Contains("/pools/decode/workload: applies to both pools"));
+             Contains("/pools/decode/workload: applies to both pools"));
   CHECK_THAT(
       refused(
           with("prefill",
                {{"scheduling",
                  {{"type", "decode_only"}, {"max_num_batched_tokens", 64}, {"max_num_seqs", 8}}}})),
-      Catch::Contains("computes no prompts"));
+      Contains("computes no prompts"));
   CHECK_THAT(refused(with("decode",
                           {{"precision",
                             {{"experts", "bf16"}, {"attention", "bf16"}, {"kv_cache", "fp8"}}}})),
-             Catch::Contains("different precisions"));
-  CHECK_THAT(refused(with("decode", {{"schedulin", 1}})), Catch::Contains("schedulin"));
-  CHECK_THAT(refused(apart({{"failures", Json::array()}})), Catch::Contains("/failures"));
-  CHECK_THAT(refused(apart({{"pools", {{"both", Json::object()}}}})), Catch::Contains("both"));
+             Contains("different precisions"));
+  CHECK_THAT(refused(with("decode", {{"schedulin", 1}})), Contains("schedulin"));
+  CHECK_THAT(refused(apart({{"failures", Json::array()}})), Contains("/failures"));
+  CHECK_THAT(refused(apart({{"pools", {{"both", Json::object()}}}})), Contains("both"));
   Json far = with("decode", {{"instances", 2}});
   CHECK(refused(far).empty());
   far["kv_transfer"] = {{"level", "nvlink"}};
-  CHECK_THAT(refused(far), Catch::Contains("NVLink joins 8 GPUs, the pools have 12"));
+  CHECK_THAT(refused(far), Contains("NVLink joins 8 GPUs, the pools have 12"));
   Json near = apart({{"cluster", "../hardware/clusters/h100x8.json"}});
   near["kv_transfer"] = {{"level", "network"}};
-  CHECK_THAT(refused(near), Catch::Contains("one NVLink domain"));
+  CHECK_THAT(refused(near), Contains("one NVLink domain"));
 }
 
 }  // namespace

@@ -267,7 +267,7 @@ TEST_CASE("requests with repetition are left out, and a batch beyond the rest is
 TEST_CASE("an id that is none is found in a trace too long to be checked when it is opened") {
   // 65 million tokens of one layer, top-1 of 4: a hole that reads as expert 0, and a 9 amid it.
   constexpr std::int64_t tokens = 65'000'000;
-  const test::TemporaryFolder folder;
+  const TemporaryFolder folder;
   std::string header =
       fmt::format("{{'descr': '|u1', 'fortran_order': False, 'shape': ({}, 1, 1), }}", tokens);
   header.append(117 - header.size(), ' ');
@@ -398,12 +398,11 @@ TEST_CASE("no routing goes below the bound, and every batch counts in the mean a
   ReplayConfig config = small_config();
   for (const ReplayRow& row : replay(random_trace(8, 4), config)) {
     CHECK(row.max_activated_mean >= row.bound_mean);
-    CHECK_THAT(row.activated_vs_bound,
-               test::WithinRel(row.max_activated_mean / row.bound_mean, 1e-12));
+    CHECK_THAT(row.activated_vs_bound, WithinRel(row.max_activated_mean / row.bound_mean, 1e-12));
     REQUIRE(row.activated_of_batch.size() == 20);
     double sum = 0;
     for (const double activated : row.activated_of_batch) sum += activated;
-    CHECK_THAT(sum / 20, test::WithinRel(row.max_activated_mean, 1e-12));
+    CHECK_THAT(sum / 20, WithinRel(row.max_activated_mean, 1e-12));
     CHECK(row.token_imbalance >= 1);
   }
   // Batches all alike have no interval.
