@@ -120,7 +120,7 @@ class World:
             workload["cancellation"] = {"share": self.one_of(0.1, 0.9, 1), "mean_after": self.time(0.5, 100)}
         return workload
 
-    def placement(self, without=("from_file",)):
+    def placement(self, without=("from_file", "cut_coldest")):
         return self.policy("placement", without=without)
 
     def failures(self, parallel, instances):

@@ -128,7 +128,8 @@ StepModel step_model(const Deployment& e) {
                     .capacity = e.capacity,
                     .shared_expert = e.shared_expert,
                     .counts_locality = e.locality,
-                    .mega_moe = fuses_experts(e)},
+                    .mega_moe = fuses_experts(e),
+                    .cut_experts = e.placement.empty() ? 0 : e.placement.front().cut()},
                    std::move(memories));
 }
 

@@ -20,15 +20,13 @@ namespace {
 // GPUs and layers unequally.
 double slots_of_fullest_gpu(const ExpertPlacement& placement) {
   if (placement.empty()) return 0;
-  std::int64_t most = 0;
+  double most = 0;
   for (int gpu = 0; gpu < placement.front().gpus(); ++gpu) {
-    std::int64_t slots = 0;
-    for (const LayerPlacement& layer : placement) {
-      slots += layer.first_slot(gpu + 1) - layer.first_slot(gpu);
-    }
+    double slots = 0;
+    for (const LayerPlacement& layer : placement) slots += layer.whole_slots(gpu);
     most = std::max(most, slots);
   }
-  return double(most) / double(placement.size());
+  return most / double(placement.size());
 }
 
 // The most tokens of one rank in a step under a rule. A decode step has one per sequence, and its

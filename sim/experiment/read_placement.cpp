@@ -135,6 +135,11 @@ void read_placement(const ConfigNode& node, PoolSpec& spec) {
     if (spec.placed.placer->uses_load()) spec.placed.key = key_of(reader, spec);
     std::string remark = spec.placed.placer->remark(spec.placement_problem);
     if (!remark.empty()) spec.remarks.push_back(std::move(remark));
+    if (!spec.placed.placer->cuts()) return;
+    ParallelPlan cut = spec.parallel;
+    cut.ep = 1;
+    if (std::string warning = slice_warning(spec.model, cut, spec.precision); !warning.empty())
+      spec.remarks.push_back("of cut experts: " + warning);
   });
 }
 

@@ -29,6 +29,8 @@ std::unique_ptr<Placer> make_coactivation(ConfigReader& options);
 std::span<const Key> coactivation_placement_keys();
 std::unique_ptr<Placer> make_joint(ConfigReader& options);
 std::span<const Key> joint_placement_keys();
+std::unique_ptr<Placer> make_cut_coldest(ConfigReader& options);
+std::span<const Key> cut_coldest_placement_keys();
 std::unique_ptr<Placer> make_from_file(ConfigReader& options);
 std::span<const Key> from_file_placement_keys();
 
@@ -40,11 +42,13 @@ std::int32_t count(const std::vector<std::int32_t>& values) {
 
 }  // namespace
 
-LayerPlacement::LayerPlacement(int experts, const std::vector<std::vector<int>>& experts_on_gpu) {
+LayerPlacement::LayerPlacement(int experts, const std::vector<std::vector<int>>& experts_on_gpu,
+                               std::span<const int> cut)
+    : cut_(static_cast<int>(cut.size())) {
   std::vector<std::vector<std::int32_t>> slots_of_expert(at(std::max(experts, 0)));
   first_slot_.push_back(0);
   for (std::size_t gpu = 0; gpu < experts_on_gpu.size(); ++gpu) {
-    for (const int expert : experts_on_gpu[gpu]) {
+    const auto add = [&](int expert) {
       if (expert < 0 || expert >= experts) {
         throw std::invalid_argument(
             fmt::format("GPU {} holds expert {}; expected 0 to {}", gpu, expert, experts - 1));
@@ -52,8 +56,14 @@ LayerPlacement::LayerPlacement(int experts, const std::vector<std::vector<int>>&
       slots_of_expert[at(expert)].push_back(count(expert_of_slot_));
       expert_of_slot_.push_back(expert);
       gpu_of_slot_.push_back(static_cast<std::int32_t>(gpu));
-    }
+    };
+    for (const int expert : experts_on_gpu[gpu]) add(expert);
+    for (const int expert : cut) add(expert);
     first_slot_.push_back(count(expert_of_slot_));
+  }
+  for (const int expert : cut) {
+    if (slots_of_expert[at(expert)].size() != experts_on_gpu.size())
+      throw std::invalid_argument(fmt::format("expert {} is whole and cut", expert));
   }
 
   slots_begin_.push_back(0);
@@ -148,6 +158,9 @@ const Registry<Placer>& placers() {
         make_coactivation, coactivation_placement_keys},
        {"joint", "fewest experts activated in sampled batches by exact routing, tokens even too",
         make_joint, joint_placement_keys},
+       {"cut_coldest",
+        "the experts of least load cut over all GPUs, the others whole, packed by EPLB",
+        make_cut_coldest, cut_coldest_placement_keys},
        {"from_file", "a placement made elsewhere, in any format that `place` writes",
         make_from_file, from_file_placement_keys}});
   return table;

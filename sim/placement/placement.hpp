@@ -15,18 +15,31 @@ namespace moesim {
 
 /// A MoE layer of a placement, compiled into flat arrays. A slot holds the weights of one physical
 /// expert: it is the unit of weight memory and of activation. Slots are numbered rank-major: GPU g
-/// holds first_slot(g)..first_slot(g+1)-1.
+/// holds first_slot(g)..first_slot(g+1)-1. Experts may be cut over all GPUs. The last slots of each
+/// GPU then hold 1/gpus() of their width, and each GPU computes all tokens of such an expert.
 class LayerPlacement {
  public:
-  /// `experts_on_gpu[g]` lists the experts in GPU g's slots, in order. Throws std::invalid_argument
-  /// if an expert of [0, experts) has no slot or an id is out of range.
-  LayerPlacement(int experts, const std::vector<std::vector<int>>& experts_on_gpu);
+  /// `experts_on_gpu[g]` lists the experts in GPU g's slots, in order; those of `cut` follow on
+  /// every GPU, as slices. Throws std::invalid_argument if an expert of [0, experts) has no slot,
+  /// if one is whole and cut, or an id is out of range.
+  LayerPlacement(int experts, const std::vector<std::vector<int>>& experts_on_gpu,
+                 std::span<const int> cut = {});
 
   int experts() const { return static_cast<int>(slots_begin_.size()) - 1; }
   int gpus() const { return static_cast<int>(first_slot_.size()) - 1; }
   int slots() const { return static_cast<int>(expert_of_slot_.size()); }
 
   int first_slot(int gpu) const { return first_slot_[static_cast<std::size_t>(gpu)]; }
+  /// The first slot of a GPU that holds a slice: as do those behind it.
+  int first_slice(int gpu) const { return first_slot(gpu + 1) - cut_; }
+  /// Number of experts that are cut over all GPUs.
+  int cut() const { return cut_; }
+  /// Slots in whole experts, all slices of one together.
+  int whole_slots() const { return slots() - (gpus() - 1) * cut_; }
+  /// The same of a GPU.
+  double whole_slots(int gpu) const {
+    return first_slice(gpu) - first_slot(gpu) + static_cast<double>(cut_) / gpus();
+  }
   int expert_of_slot(int slot) const { return expert_of_slot_[static_cast<std::size_t>(slot)]; }
   int gpu_of_slot(int slot) const { return gpu_of_slot_[static_cast<std::size_t>(slot)]; }
   /// Slots of an expert, ascending. Two slots may stand on one GPU.
@@ -53,6 +66,7 @@ class LayerPlacement {
     return std::span(values).subspan(first, last - first);
   }
 
+  int cut_ = 0;
   std::vector<std::int32_t> first_slot_;                       // [gpus + 1]
   std::vector<std::int32_t> expert_of_slot_, gpu_of_slot_;     // [slots]
   std::vector<std::int32_t> slots_begin_, slots_;              // CSR by expert
@@ -100,16 +114,18 @@ class Placer {
   /// The batches that it needs as LayerStatistics::batches; none by default.
   virtual BatchSample sample() const { return {}; }
 
-  /// True if it can place by the tokens of each expert alone, as seen by a running engine.
+  /// True if it can place whole experts by the tokens of each alone, as seen by a running engine.
   bool goes_by_load_alone() const {
-    return uses_load() && !uses_coactivation() && sample().batches == 0;
+    return uses_load() && !uses_coactivation() && sample().batches == 0 && !cuts();
   }
+  /// True if it cuts experts over all GPUs.
+  virtual bool cuts() const { return false; }
   /// Facts of a trace that it needs to be shown.
   Observation needs() const { return {false, {}, uses_coactivation(), sample()}; }
 };
 
 /// The table: linear, round_robin, random, eplb, eplb_distinct, flat, coactivation, joint,
-/// from_file.
+/// cut_coldest, from_file.
 const Registry<Placer>& placers();
 
 /// All layers that were seen, placed.

@@ -37,8 +37,12 @@ PlacementScore score_placement(const ExpertPlacement& placement, std::span<const
     PlacementScore::Layer& scored = score.layers.emplace_back();
     scored.imbalance = imbalance(layer, load[i]);
     for (int expert = 0; expert < layer.experts(); ++expert) {
-      const std::size_t copies = layer.slots_of(expert).size();
-      scored.same_gpu_copies += static_cast<int>(copies - layer.hosts_of(expert).size());
+      // Slices make up one copy.
+      const std::int32_t last = layer.slots_of(expert).back();
+      const bool is_cut = last >= layer.first_slice(layer.gpus() - 1);
+      const std::size_t copies = is_cut ? 1 : layer.slots_of(expert).size();
+      scored.same_gpu_copies +=
+          static_cast<int>(layer.slots_of(expert).size() - layer.hosts_of(expert).size());
       score.experts_with_copies.resize(std::max(score.experts_with_copies.size(), copies + 1));
       ++score.experts_with_copies[copies];
     }

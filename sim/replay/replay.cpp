@@ -68,7 +68,8 @@ std::vector<ExpertLoad> scored_load(const RoutingTrace& trace, const Usable& usa
 
 // Score of one routing over all cases.
 struct Score {
-  std::int64_t cases = 0, max_activated = 0, max_tokens = 0, above_optimal = 0, above_even = 0;
+  std::int64_t cases = 0, above_optimal = 0, above_even = 0;
+  double max_activated = 0, max_tokens = 0;
   double time = 0;  // of one layer, and of layers in order
   std::int64_t bound = 0;
   CapacityTally capacity{};
@@ -76,7 +77,7 @@ struct Score {
   std::int64_t step_copies = 0;
   Locality locality{};
   std::int64_t max_with_shared = 0;
-  std::vector<std::int64_t> of_batch{};  // max_activated, over layers
+  std::vector<double> of_batch{};  // max_activated, over layers
 
   Score& operator+=(const Score& other) {
     add_members<&Score::cases, &Score::max_activated, &Score::max_tokens, &Score::above_optimal,
@@ -141,6 +142,18 @@ void require_standing(const Routers& routers, const Limits& limits) {
           "replay: a routing that brings copies does not go with experts below HBM; leave out one "
           "of them");
   }
+}
+
+// Slices are on no GPU of their own.
+void require_whole(const ReplayConfig& config, const ExpertPlacement& placement,
+                   const Routers& routers, const Limits& limits) {
+  if (placement.front().cut() == 0) return;
+  const bool brings =
+      std::ranges::any_of(routers, [](const auto& router) { return router->step_slots() > 0; });
+  if (brings || limits.by_selection() || config.expert_memory)
+    throw ConfigError(
+        "replay: cut experts do not go with a routing that brings copies, a shared expert, "
+        "locality or experts below HBM; leave out one of them");
 }
 
 // The HBM of every GPU in one layer, under one routing.
@@ -247,10 +260,10 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
             "a routing beat the exact optimum");
       Score& score = scores[i];
       ++score.cases;
-      score.max_activated += activated;
-      score.of_batch[sample] += activated;
+      score.max_activated += loads[i].most_activated();
+      score.of_batch[sample] += loads[i].most_activated();
       score.bound += (active + placement.gpus() - 1) / placement.gpus();
-      score.max_tokens += loads[i].max_tokens;
+      score.max_tokens += loads[i].most_tokens();
       score.above_optimal += activated > loads[optimal].max_activated ? 1 : 0;
       score.above_even += activated > loads[even].max_activated ? 1 : 0;
     }
@@ -326,15 +339,13 @@ ReplayConfig cut_over(ReplayConfig config, int cut) {
 }
 
 ReplayRow scored_row(const Score& score, const Score& of_even, const Score& of_optimal) {
-  const auto ratio = [](std::int64_t a, std::int64_t b) {
-    return static_cast<double>(a) / static_cast<double>(b);
-  };
+  const auto ratio = [](auto a, auto b) { return static_cast<double>(a) / static_cast<double>(b); };
   ReplayRow row;
   row.cases = score.cases;
   row.max_activated_mean = ratio(score.max_activated, score.cases);
   row.max_tokens_mean = ratio(score.max_tokens, score.cases);
   const std::int64_t layers = score.cases / std::ssize(score.of_batch);
-  for (const std::int64_t activated : score.of_batch) {
+  for (const double activated : score.of_batch) {
     row.activated_of_batch.push_back(ratio(activated, layers));
   }
   row.max_activated_margin = margin_of_mean(row.activated_of_batch, row.max_activated_mean);
@@ -470,7 +481,7 @@ void add_rows(const Placed& placed, const ReplayConfig& config, const SampledBat
       const std::vector<Score> drawn = scored(resample[b]);
       for (std::size_t i = 0; i < config.routings.size(); ++i) {
         const Score& score = drawn[asked_for + i];
-        rows[first + i].activated_of_resample.push_back(static_cast<double>(score.max_activated) /
+        rows[first + i].activated_of_resample.push_back(score.max_activated /
                                                         static_cast<double>(score.cases));
       }
     }
@@ -506,6 +517,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
           make_routers(config.routings, policies,
                        {placed.experts, config.time, seen.load, ranks_of_node(config)});
       require_standing(placed.routers, limits);
+      require_whole(config, placed.experts, placed.routers, limits);
       placed.alike.placement = label(config.placements[p]);
       placed.alike.replication = replication;
       placed.alike.token_imbalance = score_placement(placed.experts, scored).imbalance_mean;

@@ -89,14 +89,16 @@ struct ReplayRow {
   double tokens_per_request = 1;  ///< mean; all of the batch if it is consecutive
   std::string routing;
   std::int64_t cases = 0;
-  double max_activated_mean = 0;  ///< slots with tokens on the GPU that has the most
+  /// Slots with tokens on the GPU that has the most; slices of cut experts as parts of slots.
+  double max_activated_mean = 0;
   /// Half the 95 % interval of max_activated_mean over batches, whose layers stay together.
   double max_activated_margin = 0;
   /// The same over resampled requests; with `bootstrap`.
   std::optional<double> requests_margin{};
   /// Against the first placement at equal replication, batch and routing; with `bootstrap`.
   std::optional<ReplayChange> against_first{};
-  double bound_mean = 0;  ///< ceil(active experts / GPUs), which no placement or routing goes below
+  /// ceil(active experts / GPUs), which no placement of whole experts or routing goes below.
+  double bound_mean = 0;
   double max_tokens_mean = 0;  ///< tokens on the GPU that has the most
   /// The same with those of the shared expert; if they are counted.
   std::optional<double> max_tokens_with_shared_mean{};

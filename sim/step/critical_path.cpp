@@ -155,11 +155,11 @@ void CriticalPath::add_sum(const StepCost& sum) {
   spend(false, sum.total);
 }
 
-void CriticalPath::experts(const std::vector<Cost>& ranks) {
+void CriticalPath::experts(const std::vector<Cost>& ranks, std::string_view name) {
   const Cost& slowest = *std::max_element(
       ranks.begin(), ranks.end(), [](const Cost& a, const Cost& b) { return a.time < b.time; });
   charge(cost_, Part::experts, slowest);
-  explainer_.add("expert_ffn", Part::experts, slowest);
+  explainer_.add(name, Part::experts, slowest);
   double* idle = cost_.idle.data() + first_gpu_ + at(plan_.first_expert_gpu());
   for (const Cost& rank : ranks) {
     const double wait = (slowest.time - rank.time).count();

@@ -80,7 +80,7 @@ class CriticalPath {
   /// Something that was added up before, of the stage's GPUs.
   void add_sum(const StepCost&);
   /// Expert ranks work beside each other and wait for the slowest.
-  void experts(const std::vector<Cost>& ranks);
+  void experts(const std::vector<Cost>& ranks, std::string_view name = "expert_ffn");
   /// Ends a stage: all that was added since the last call. The next GPUs follow.
   void end_stage();
 

@@ -45,8 +45,19 @@ void RoutedLayer::route(const TokenRouter& router, const RoutingProblem& problem
   router.route(problem,
                {tokens_of_slot_, slot_of_selection_, router.step_slots() > 0 ? &copies_ : nullptr});
   placement_ = &problem.placement;
+  give_slices(problem);
   if (!copies_.empty()) add_copies(problem.placement);
   layer_load(*placement_, tokens_of_slot_, load);
+}
+
+// All slices of an expert compute all of its tokens.
+void RoutedLayer::give_slices(const RoutingProblem& problem) {
+  const LayerPlacement& placement = problem.placement;
+  for (int gpu = 0; placement.cut() > 0 && gpu < placement.gpus(); ++gpu) {
+    for (int slot = placement.first_slice(gpu); slot < placement.first_slot(gpu + 1); ++slot)
+      tokens_of_slot_[static_cast<std::size_t>(slot)] =
+          problem.tokens[static_cast<std::size_t>(placement.expert_of_slot(slot))];
+  }
 }
 
 void RoutedLayer::add_copies(const LayerPlacement& standing) {

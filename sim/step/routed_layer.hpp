@@ -45,6 +45,7 @@ class RoutedLayer {
   std::span<const std::int32_t> slot_of_selection(const TokenRouter&, const RoutingProblem&);
 
  private:
+  void give_slices(const RoutingProblem&);
   void add_copies(const LayerPlacement& standing);
   void take(const RoutingProblem&, std::span<const std::int32_t> source_gpu);
   RoutingProblem left(const RoutingProblem&, std::span<const std::int32_t> tokens) const;

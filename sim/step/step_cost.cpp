@@ -31,6 +31,8 @@ void add(LayerOutcome& sum, const LayerOutcome& other) {
     sum.load.max_activated = std::max(sum.load.max_activated, sum.load.activated[rank]);
     sum.load.max_tokens = std::max(sum.load.max_tokens, sum.load.tokens[rank]);
   }
+  sum.load.sliced += other.load.sliced;
+  sum.load.sliced_tokens += other.load.sliced_tokens;
   for (std::size_t rank = 0; rank < sum.shared_tokens.size(); ++rank)
     sum.shared_tokens[rank] += other.shared_tokens[rank];
   sum.locality += other.locality;
@@ -97,14 +99,16 @@ TokenBalance StepCost::token_balance() const {
   for (int l = 0; l < samples.front()->moe_layers; ++l) {
     const std::size_t ranks = samples.front()->layer(l).load.tokens.size();
     std::int64_t most = 0, all = 0;
+    double sliced = 0;
+    for (const StepSample* sample : samples) sliced += sample->layer(l).load.sliced_tokens;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       std::int64_t tokens = 0;
       for (const StepSample* sample : samples) tokens += sample->layer(l).load.tokens[rank];
       most = std::max(most, tokens);
       all += tokens;
     }
-    sum.max_tokens += double(most);
-    if (ranks > 0) sum.mean_tokens += double(all) / double(ranks);
+    sum.max_tokens += double(most) + sliced;
+    if (ranks > 0) sum.mean_tokens += double(all) / double(ranks) + sliced;
   }
   return sum;
 }
@@ -124,9 +128,10 @@ TokenBalance token_balance(std::span<const LayerOutcome> layers) {
   TokenBalance sum;
   for (const LayerOutcome& layer : layers) {
     const std::vector<std::int32_t>& tokens = layer.load.tokens;
-    sum.max_tokens += layer.load.max_tokens;
+    sum.max_tokens += layer.load.most_tokens();
     if (tokens.empty()) continue;
-    sum.mean_tokens += std::accumulate(tokens.begin(), tokens.end(), 0.0) / double(tokens.size());
+    sum.mean_tokens += std::accumulate(tokens.begin(), tokens.end(), 0.0) / double(tokens.size()) +
+                       layer.load.sliced_tokens;
   }
   return sum;
 }

@@ -117,6 +117,8 @@ struct LayerOutcome {
   Exchange exchange;
   /// Costs of the expert FFN for every EP rank; none in a sample whose sum tells.
   std::vector<Cost> experts;
+  /// Cost of the slices of cut experts, on every GPU.
+  Cost slices{};
   /// Rows of the grouped GEMM that hold a token, and all that are computed.
   std::int64_t useful_rows = 0, padded_rows = 0;
   /// Tally of a capacity rule; zero where none limits the layer.

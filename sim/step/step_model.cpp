@@ -30,7 +30,16 @@ GroupedGemmShape shape_of_experts(const StepModelSpec& spec, ExpertKernel kernel
           .kernel = kernel,
           .experts = static_cast<double>(spec.model.experts),
           .top_k = static_cast<double>(spec.model.experts_per_token),
-          .held = static_cast<double>(spec.model.experts) / spec.plan.ep};
+          .held = static_cast<double>(spec.model.experts - spec.cut_experts) / spec.plan.ep};
+}
+
+// A call of its own, beside that of the whole experts.
+std::optional<GroupedGemm> sliced_experts(const StepModelSpec& spec) {
+  if (spec.cut_experts == 0) return std::nullopt;
+  GroupedGemmShape shape = shape_of_experts(spec, ExpertKernel::grouped_gemm);
+  shape.width /= spec.plan.ep;
+  shape.held = spec.cut_experts;
+  return GroupedGemm(shape, spec.expert_gpu());
 }
 
 // DeepGEMM's masked layout multiplies in fp8 with scales of blocks; engines run it behind DeepEP's
@@ -63,6 +72,7 @@ StepModel::StepModel(StepModelSpec spec, std::vector<RankMemory> memories)
       fabric_(spec_.cluster),
       between_sides_(spec_.ffn_cluster ? joined(*spec_.ffn_cluster, spec_.cluster) : spec_.cluster),
       experts_(experts_of(spec_)),
+      slices_(sliced_experts(spec_)),
       memories_(std::move(memories)),
       scratch_(std::make_unique<Scratch>(spec_)) {}
 
@@ -150,7 +160,8 @@ StepModel::LayerRouting StepModel::route(int moe_layer, const StepInput& input, 
   outcome.bringing = {};
   if (outcome.step_copies > 0) outcome.bringing = bring(routed.copies(), standing);
   if (rule.router->hides_copies()) outcome.bringing.time = {};
-  const bool replicated = standing.slots() > standing.experts() || rule.router->step_slots() > 0;
+  const bool replicated =
+      standing.whole_slots() > standing.experts() || rule.router->step_slots() > 0;
   outcome.routing = spec_.charges.routing(rule.router_name, outcome.active_experts, replicated);
   const bool by_selection = rule.router->needs_token_rows() || limited ||
                             !routed.copies().empty() || shared_experts_travel();
@@ -267,8 +278,7 @@ void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
   for (int rank = 0; rank < ranks; ++rank) {
     const auto first = at(routing.placement.first_slot(rank));
     std::span<const std::int32_t> of_rank =
-        std::span(tokens_of_slot)
-            .subspan(first, at(routing.placement.first_slot(rank + 1)) - first);
+        std::span(tokens_of_slot).subspan(first, at(routing.placement.first_slice(rank)) - first);
     if (spec_.shared_expert.is_slot()) {
       worker.tokens_of_slot.assign(of_rank.begin(), of_rank.end());
       worker.tokens_of_slot.push_back(outcome.shared_tokens[at(rank)]);
@@ -278,6 +288,16 @@ void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
     outcome.experts[at(rank)] = costs.of(rows, outcome.tokens_held, [&](const GroupedRows& r) {
       return experts.cost(r, static_cast<double>(outcome.tokens_held));
     });
+    outcome.useful_rows += rows.tokens;
+    outcome.padded_rows += rows.padded;
+  }
+  check(routing.placement.cut() == spec_.cut_experts, "another number of experts is cut");
+  outcome.slices = {};
+  if (slices_) {
+    const auto first = at(routing.placement.first_slice(0));
+    const GroupedRows rows =
+        slices_->rows(std::span(tokens_of_slot).subspan(first, at(spec_.cut_experts)));
+    outcome.slices = slices_->cost(rows, static_cast<double>(outcome.tokens_held));
     outcome.useful_rows += rows.tokens;
     outcome.padded_rows += rows.padded;
   }

@@ -64,6 +64,8 @@ struct StepModelSpec {
   bool counts_locality = false;
   /// True if some dispatch fuses_experts().
   bool mega_moe = false;
+  /// Experts of each layer that are cut over all GPUs.
+  int cut_experts = 0;
 
   const GpuSpec& expert_gpu() const { return ffn_cluster ? ffn_cluster->gpu : cluster.gpu; }
 };
@@ -162,7 +164,8 @@ class StepModel {
   using Experts = std::array<std::optional<GroupedGemm>, expert_kernels>;
   static Experts experts_of(const StepModelSpec&);
   Experts experts_;
-  std::vector<RankMemory> memories_;  // [EP ranks], or none
+  std::optional<GroupedGemm> slices_;  // of experts that are cut over all GPUs
+  std::vector<RankMemory> memories_;   // [EP ranks], or none
   std::unique_ptr<Scratch> scratch_;
   std::uint64_t steps_ = 0;
 };

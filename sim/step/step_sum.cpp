@@ -11,6 +11,13 @@ namespace moesim {
 
 namespace {
 
+// The whole experts, then the slices of those that are cut.
+void multiply(CriticalPath& path, const LayerOutcome& outcome) {
+  path.experts(outcome.experts);
+  if (outcome.slices.time > Seconds{})
+    path.experts(std::vector(outcome.experts.size(), outcome.slices), "sliced_experts");
+}
+
 // Copies that a step brings are on the critical path between the gate and the dispatch. Their
 // kernels take all SMs [UltraEP]: nothing overlaps them.
 void bring_copies(CriticalPath& path, const LayerOutcome& outcome) {
@@ -50,7 +57,7 @@ void StepModel::sum_up(StepSample& sample) const {
                     {layer.routing, Resource::launch, {}, Evidence::charged});
     bring_copies(path, layer);
     path.collective({"dispatch", Part::dispatch, layer.exchange.dispatch, stage.dispatch});
-    path.experts(layer.experts);
+    multiply(path, layer);
     path.collective({"combine", Part::combine, layer.exchange.combine, stage.combine});
     const TokenBalance balance = token_balance({&layer, 1});
     sample.balance.max_tokens += balance.max_tokens;
@@ -125,7 +132,7 @@ void StepModel::send_tokens(const Exchange& exchange, const RankCosts& shared_ex
 // The rest of that layer: the experts and the way back.
 void StepModel::run_experts(const LayerOutcome& outcome, CriticalPath& path,
                             StepCost& result) const {
-  path.experts(outcome.experts);
+  multiply(path, outcome);
   const Crossing combine{"combine",
                          Part::combine,
                          outcome.exchange.combine,

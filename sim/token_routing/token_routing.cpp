@@ -154,16 +154,45 @@ std::span<const MeasuredCharge> measured_charges() {
   return charges;
 }
 
+namespace {
+
+struct SlotSums {
+  std::int32_t activated = 0, tokens = 0;
+};
+
+// Adds up slots from `first` to before `end`.
+SlotSums sums_of(std::span<const std::int32_t> tokens_of_slot, int first, int end) {
+  SlotSums sums;
+  for (int slot = first; slot < end; ++slot) {
+    const std::int32_t tokens = tokens_of_slot[static_cast<std::size_t>(slot)];
+    sums.activated += tokens > 0 ? 1 : 0;
+    sums.tokens += tokens;
+  }
+  return sums;
+}
+
+SlotSums whole_of(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,
+                  std::size_t gpu) {
+  const auto g = static_cast<int>(gpu);
+  return sums_of(tokens_of_slot, placement.first_slot(g), placement.first_slice(g));
+}
+
+// Sums of any GPU: all have as many.
+SlotSums slices_of(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot) {
+  return sums_of(tokens_of_slot, placement.first_slice(0), placement.first_slot(1));
+}
+
+}  // namespace
+
 double RooflineTime::busiest(const LayerPlacement& placement,
                              std::span<const std::int32_t> tokens_of_slot) const {
+  const SlotSums slices = slices_of(placement, tokens_of_slot);
+  const double part = 1.0 / placement.gpus();
   double longest = 0;
-  for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
-    std::int32_t active = 0, tokens = 0;
-    for (int slot = placement.first_slot(gpu); slot < placement.first_slot(gpu + 1); ++slot) {
-      active += tokens_of_slot[static_cast<std::size_t>(slot)] > 0 ? 1 : 0;
-      tokens += tokens_of_slot[static_cast<std::size_t>(slot)];
-    }
-    longest = std::max(longest, of(active, tokens));
+  for (std::size_t gpu = 0; gpu < static_cast<std::size_t>(placement.gpus()); ++gpu) {
+    const SlotSums whole = whole_of(placement, tokens_of_slot, gpu);
+    longest = std::max(longest, of(whole.activated + slices.activated * part,
+                                   whole.tokens + slices.tokens * part));
   }
   return longest;
 }
@@ -174,18 +203,15 @@ void layer_load(const LayerPlacement& placement, std::span<const std::int32_t> t
   load.activated.resize(gpus);
   load.tokens.resize(gpus);
   for (std::size_t gpu = 0; gpu < gpus; ++gpu) {
-    const auto first = static_cast<std::size_t>(placement.first_slot(static_cast<int>(gpu)));
-    const auto last = static_cast<std::size_t>(placement.first_slot(static_cast<int>(gpu) + 1));
-    std::int32_t activated = 0, tokens = 0;
-    for (std::size_t slot = first; slot < last; ++slot) {
-      activated += tokens_of_slot[slot] > 0 ? 1 : 0;
-      tokens += tokens_of_slot[slot];
-    }
-    load.activated[gpu] = activated;
-    load.tokens[gpu] = tokens;
+    const SlotSums whole = whole_of(placement, tokens_of_slot, gpu);
+    load.activated[gpu] = whole.activated;
+    load.tokens[gpu] = whole.tokens;
   }
   load.max_activated = *std::max_element(load.activated.begin(), load.activated.end());
   load.max_tokens = *std::max_element(load.tokens.begin(), load.tokens.end());
+  const SlotSums slices = slices_of(placement, tokens_of_slot);
+  load.sliced = static_cast<double>(slices.activated) / placement.gpus();
+  load.sliced_tokens = static_cast<double>(slices.tokens) / placement.gpus();
 }
 
 LayerLoad layer_load(const LayerPlacement& placement,

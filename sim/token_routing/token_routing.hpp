@@ -64,7 +64,7 @@ struct RooflineTime {
   double weight_time = 1;
   double token_time = 1 / 206.0;
 
-  double of(std::int32_t active, std::int32_t tokens) const {
+  double of(double active, double tokens) const {
     return std::max(weight_time * active, token_time * tokens);
   }
   /// The time of the GPU that takes longest.
@@ -134,10 +134,15 @@ std::span<const MeasuredCharge> measured_charges();
 
 /// Load of each GPU by a routing.
 struct LayerLoad {
-  std::vector<std::int32_t> activated;  ///< slots with at least one token, per GPU
-  std::vector<std::int32_t> tokens;     ///< per GPU
+  std::vector<std::int32_t> activated;  ///< whole slots with at least one token, per GPU
+  std::vector<std::int32_t> tokens;     ///< of whole slots, per GPU
   std::int32_t max_activated = 0;
   std::int32_t max_tokens = 0;
+  /// Parts of slots and of tokens that slices of cut experts add on every GPU.
+  double sliced = 0, sliced_tokens = 0;
+  /// The largest of the GPUs, slices included.
+  double most_activated() const { return max_activated + sliced; }
+  double most_tokens() const { return max_tokens + sliced_tokens; }
 };
 LayerLoad layer_load(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
 /// Writes the load into memory that is used again.

@@ -98,7 +98,7 @@ std::string gpus_text(const Experiment& experiment) {
 
 std::string text_of(const Experiment& experiment, bool precision_given) {
   const Deployment& e = experiment.decode();
-  const int slots = e.placement.empty() ? 0 : e.placement.front().slots();
+  const int slots = e.placement.empty() ? 0 : e.placement.front().whole_slots();
   const ParameterCount parameters = count_parameters(e.model);
   const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
   return wrapped(fmt::format("{}, {:.1f} B parameters, {:.1f} B active, on {}\n", e.model.name,

@@ -202,10 +202,10 @@ Placed read_placed(const PlaceOptions& options) {
 
 std::string to_text(const Placed& placed, const PlacementScore& score) {
   const ExpertPlacement& placement = placed.placement;
-  int fewest = std::numeric_limits<int>::max(), most = 0;
+  double fewest = std::numeric_limits<double>::max(), most = 0;
   for (const LayerPlacement& layer : placement) {
     for (int gpu = 0; gpu < layer.gpus(); ++gpu) {
-      const int slots = layer.first_slot(gpu + 1) - layer.first_slot(gpu);
+      const double slots = layer.whole_slots(gpu);
       fewest = std::min(fewest, slots);
       most = std::max(most, slots);
     }

@@ -138,7 +138,8 @@ double StepPrices::wait(const StepCost& cost, int rank) const {
 void StepPrices::count(const LayerOutcome& layer) {
   active_ += layer.active_experts;
   activated_.resize(layer.load.activated.size());
-  for (std::size_t r = 0; r < activated_.size(); ++r) activated_[r] += layer.load.activated[r];
+  for (std::size_t r = 0; r < activated_.size(); ++r)
+    activated_[r] += layer.load.activated[r] + layer.load.sliced;
 }
 
 std::string StepPrices::to_text(const StepCost& cost) {

@@ -22,10 +22,12 @@ std::string expert_cells(const std::vector<LayerOutcome>& layers) {
   for (const LayerOutcome& layer : layers) {
     const LayerLoad& load = layer.load;
     const std::size_t ranks = load.tokens.size();
-    max_activated += load.max_activated;
-    activated += mean(std::accumulate(load.activated.begin(), load.activated.end(), 0.0), ranks);
-    max_tokens += load.max_tokens;
-    tokens += mean(std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0), ranks);
+    max_activated += load.most_activated();
+    activated += mean(std::accumulate(load.activated.begin(), load.activated.end(), 0.0), ranks) +
+                 load.sliced;
+    max_tokens += load.most_tokens();
+    tokens += mean(std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0), ranks) +
+              load.sliced_tokens;
   }
   const std::size_t n = layers.size();
   return fmt::format("{:.4f},{:.4f},{:.4f},{:.4f}", mean(max_activated, n), mean(activated, n),

@@ -45,8 +45,8 @@ std::string expert_args(const StepCost& cost, std::size_t rank, Layers layers) {
   double activated = 0, tokens = 0;
   for (const std::size_t layer : layers) {
     const LayerLoad& load = cost.layers[layer].load;
-    activated += load.activated[rank] / static_cast<double>(layers.size());
-    tokens += load.tokens[rank] / static_cast<double>(layers.size());
+    activated += (load.activated[rank] + load.sliced) / static_cast<double>(layers.size());
+    tokens += (load.tokens[rank] + load.sliced_tokens) / static_cast<double>(layers.size());
   }
   return fmt::format(R"("activated_experts":{:.2f},"tokens":{:.2f})", activated, tokens);
 }
@@ -267,8 +267,9 @@ void Timeline::add_alarm(Time start, const StepCost& cost, std::size_t group) {
   double highest = 0;
   for (std::size_t l = 0; l < cost.layers.size(); ++l) {
     const LayerLoad& load = cost.layers[l].load;
+    const auto ranks = static_cast<double>(load.tokens.size());
     const double tokens = std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0);
-    const double ratio = load.max_tokens * double(load.tokens.size()) / tokens;
+    const double ratio = load.most_tokens() * ranks / (tokens + load.sliced_tokens * ranks);
     if (ratio > experiment_.decode().hot_rank_threshold) ++hot_layers;
     if (ratio <= highest) continue;
     highest = ratio;

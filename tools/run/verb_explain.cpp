@@ -303,10 +303,10 @@ std::optional<HeldUp> held_up(const ExplainedStep& step, const Deployment& e) {
     held.layer = e.trace.meta().layer_ids[l];
     held.layer_rank = rank;
     held.wait_ms = wait_ms;
-    held.activated = layer.load.activated[rank];
-    held.tokens = layer.load.tokens[rank];
-    held.mean_activated = mean(layer.load.activated);
-    held.mean_tokens = mean(layer.load.tokens);
+    held.activated = layer.load.activated[rank] + layer.load.sliced;
+    held.tokens = layer.load.tokens[rank] + layer.load.sliced_tokens;
+    held.mean_activated = mean(layer.load.activated) + layer.load.sliced;
+    held.mean_tokens = mean(layer.load.tokens) + layer.load.sliced_tokens;
   }
   const auto most = std::ranges::max_element(last_in);
   held.rank = static_cast<std::size_t>(most - last_in.begin());

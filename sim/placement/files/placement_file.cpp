@@ -545,6 +545,10 @@ ExpertPlacement read_placement(const std::filesystem::path& file, PlacementConte
 std::string placement_bytes(const ExpertPlacement& placement, PlacementFormat format,
                             const LayerNumbers& in_model) {
   check(!placement.empty(), "a placement without layers cannot be written");
+  if (placement.front().cut() > 0)
+    throw ConfigError(
+        "files of placements hold whole experts alone, and this placement cuts some; print its "
+        "\"--score\", or use another policy");
   switch (format) {
     case PlacementFormat::trtllm: return trtllm_yaml(placement, in_model);
     case PlacementFormat::vllm_ascend: return vllm_ascend_json(placement).dump() + "\n";

@@ -43,8 +43,9 @@ const Fields<ExpertLayerStats>& fields_of(const ExpertLayerStats*) {
   static const Fields<S> rows{
       {"layer", &S::layer, "number of the layer in the model"},
       {"rank_activated", &S::rank_activated,
-       "activated experts of an EP rank in a step: over (rank, step)"},
-      {"rank_tokens", &S::rank_tokens, "expert tokens of an EP rank in a step: over (rank, step)"},
+       "activated whole experts of an EP rank in a step: over (rank, step)"},
+      {"rank_tokens", &S::rank_tokens,
+       "tokens of whole experts of an EP rank in a step: over (rank, step)"},
       {"expert_tokens", &S::expert_tokens,
        "tokens of a logical expert in a step: over (expert, step)"}};
   return rows;
@@ -148,9 +149,10 @@ RankSums add_ranks(const LayerLoad& load, std::int64_t steps, ExpertTotals::Laye
   layer.activated_of_rank.resize(load.tokens.size());
   RankSums sums{.ranks = static_cast<double>(load.tokens.size())};
   for (std::size_t rank = 0; rank < load.tokens.size(); ++rank) {
-    sums.activated += load.activated[rank];
-    sums.tokens += load.tokens[rank];
-    sums.squares += double(load.tokens[rank]) * load.tokens[rank];
+    const double tokens = load.tokens[rank] + load.sliced_tokens;
+    sums.activated += load.activated[rank] + load.sliced;
+    sums.tokens += tokens;
+    sums.squares += tokens * tokens;
     layer.tokens_of_rank[rank] += load.tokens[rank] * steps;
     layer.activated_of_rank[rank] += load.activated[rank] * steps;
   }
@@ -275,12 +277,12 @@ void ExpertSum::add_layers(const Deployment& e, StepKind kind, const LayersDone&
     // Selections are whole numbers, of which several are added at a time.
     const auto selections = static_cast<double>(
         std::accumulate(tokens_of_layer.begin(), tokens_of_layer.end(), std::int64_t{0}));
-    const double ratio = load.max_tokens / sums.mean();
+    const double ratio = load.most_tokens() / sums.mean();
     const bool hot = ratio > e.hot_rank_threshold;
     totals.layer_steps += times;
-    totals.max_activated += load.max_activated * times;
+    totals.max_activated += load.most_activated() * times;
     totals.mean_activated += sums.activated / sums.ranks * times;
-    totals.max_tokens += load.max_tokens * times;
+    totals.max_tokens += load.most_tokens() * times;
     totals.mean_tokens += sums.mean() * times;
     totals.cv += sums.variation() * times;
     totals.active_experts += outcome.active_experts * times;
@@ -319,7 +321,7 @@ ExpertStats experts_of(const Deployment& e, const ExpertSum& totals,
     experts.by_step_kind.emplace_back(step_kind_names[kind], expert_kind_of(e, part));
   }
   if (!e.placement.empty()) {
-    experts.replicas = e.placement.front().slots() - e.placement.front().experts();
+    experts.replicas = e.placement.front().whole_slots() - e.placement.front().experts();
   }
   experts.replication_effective = e.replication_effective;
   // Shares are of the selections that the gate made.

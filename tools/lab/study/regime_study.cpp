@@ -116,7 +116,7 @@ struct PricedSteps {
 
 double mean_activated(const StepCost& cost) {
   double sum = 0;
-  for (const LayerOutcome& layer : cost.moe_layers()) sum += layer.load.max_activated;
+  for (const LayerOutcome& layer : cost.moe_layers()) sum += layer.load.most_activated();
   return sum / static_cast<double>(std::max<std::size_t>(1, cost.moe_layers().size()));
 }
 
@@ -246,8 +246,9 @@ std::string price_regime(const Json& point, const std::filesystem::path& base_fi
       load_experiment(ConfigNode(point.at("experiment"), base_file), traces);
   const Deployment& deployment = experiment.decode();
   // A run warns of slices that not every kernel takes; a study has none for them.
-  if (std::string warning =
-          slice_warning(deployment.model, deployment.parallel, deployment.precision);
+  ParallelPlan cut = deployment.parallel;
+  if (!deployment.placement.empty() && deployment.placement.front().cut() > 0) cut.ep = 1;
+  if (std::string warning = slice_warning(deployment.model, cut, deployment.precision);
       !warning.empty())
     throw ConfigError(warning);
   const int ranks = deployment.parallel.dp, context = point.at("context"),
