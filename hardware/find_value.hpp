@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "hardware/config.hpp"
@@ -10,6 +11,10 @@ namespace moesim {
 /// The value at a JSON pointer, or nullptr where there is none.
 const Json* find_value(const Json& json, const std::string& pointer);
 
+/// The value at a JSON pointer; null where there is none.
+Json value_at(const Json& json, const std::string& pointer);
+/// The number at a JSON pointer; nothing where there is none.
+std::optional<double> found_number(const Json& json, const std::string& pointer);
 /// The number at a JSON pointer, or `fallback` where there is none: for a value that another reader
 /// checks.
 double number_at(const Json& json, const std::string& pointer, double fallback);

@@ -41,6 +41,10 @@ BoundedShape shape(int dp, int pp, double prefill, double decode) {
 
 int gpus_of(const PlannedGroup& group) { return group.parallel.gpus() * group.instances; }
 
+std::vector<PlannedDeployment> some_pools() {
+  return pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain());
+}
+
 bool distinct(const std::vector<PlannedDeployment>& all) {
   return std::ranges::all_of(
       all, [&](const PlannedDeployment& one) { return std::ranges::count(all, one) == 1; });
@@ -145,8 +149,7 @@ TEST_CASE("pools: a group is widened to no more GPUs than experts or an NVLink d
 }
 
 TEST_CASE("what prefills is laid out in every other way on as many GPUs") {
-  const PlannedDeployment planned =
-      pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
+  const PlannedDeployment planned = some_pools().front();
   const std::vector<PlannedDeployment> all =
       with_prefill_layouts(planned, some_model(), one_domain(), Layouts::usual);
   REQUIRE(all.front() == planned);
@@ -165,8 +168,7 @@ TEST_CASE("what prefills is laid out in every other way on as many GPUs") {
 }
 
 TEST_CASE("all layouts of what prefills are the usual ones, and each with PCP over its ranks") {
-  const PlannedDeployment planned =
-      pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
+  const PlannedDeployment planned = some_pools().front();
   const auto of = [&](Layouts which) {
     return with_prefill_layouts(planned, some_model(), one_domain(), which);
   };
@@ -208,8 +210,7 @@ TEST_CASE("experts and their exchange in one kernel, where whole experts are ove
   PlannedDeployment gathered = together;  // METRO's steps gather tokens
   gathered.metro = true;
   CHECK(with_one_kernel(gathered).size() == 1);
-  PlannedDeployment apart =
-      pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
+  PlannedDeployment apart = some_pools().front();
   CHECK(with_one_kernel(apart).size() == 3);
   CHECK(with_one_kernel(apart).back().prefill->travel == Travel::mega_moe);
 }
@@ -292,8 +293,7 @@ TEST_CASE("plain shapes are tensor parallelism alone, with or without experts ov
   CHECK(plain(1, 1, 1, 1));
   CHECK_FALSE(plain(2, 4, 8, 1));
   CHECK_FALSE(plain(1, 4, 4, 2));
-  const PlannedDeployment apart =
-      pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
+  const PlannedDeployment apart = some_pools().front();
   CHECK(apart.apart());
   CHECK_FALSE(apart.plain());
 }
@@ -306,9 +306,7 @@ TEST_CASE("what is chosen stands in an experiment, and is found there again") {
     base["speculative"] = {{"num_speculative_tokens", 3}, {"acceptance_rate", .7}};
     std::vector<PlannedDeployment> planned =
         shapes(choices_in(base), some_model(), one_domain(), Layouts::all);
-    std::ranges::move(
-        pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()),
-        std::back_inserter(planned));
+    std::ranges::move(some_pools(), std::back_inserter(planned));
     // In the pools: prompts shared by tokens, and one kernel.
     planned.push_back(planned.back());
     planned.back().prefill->parallel = {.dp = 1, .tp = 4, .ep = 4, .pcp = 4};

@@ -187,30 +187,20 @@ TEST_CASE("a resolved config, every default written out, is valid and reads back
 TEST_CASE("what the schema refuses in one place readers refuse too") {
   const Json good = tiny_experiment(Json::object());
   REQUIRE(valid(good, schema()));
-  const auto both_refuse = [&](const char* change) {
+  for (const char* change :
+       {"/sede=1", "/parallel/dp=0", "/parallel/dp=1.5", "/placement=metro",
+        R"(/placement={"type": "linear", "failure_domains": 2})", "/scheduling/max_num_seqs=many",
+        R"(/slo={"ttft": 2})", R"(/slo={"ttft": "2 parsecs"})", "/token_routing/mixed=neither",
+        "/precision/experts=fp7", R"(/kv_cache={"prefix_caching": 1})",
+        R"(/overlap=["shared_experts"])", R"(/failures=[{"gpu": 1}])", "/pools={}",
+        "/deployments={}", R"(/deployments=[{"name": 1}])",
+        R"(/deployments=[{"cluster": "h100x8"}])"}) {
     Json bad = good;
     apply_override(bad, change);
     CAPTURE(change);
     CHECK_FALSE(valid(bad, schema()));
     CHECK_FALSE(test::refused(bad).empty());
-  };
-  both_refuse("/sede=1");
-  both_refuse("/parallel/dp=0");
-  both_refuse("/parallel/dp=1.5");
-  both_refuse("/placement=metro");
-  both_refuse(R"(/placement={"type": "linear", "failure_domains": 2})");
-  both_refuse("/scheduling/max_num_seqs=many");
-  both_refuse("/slo={\"ttft\": 2}");
-  both_refuse("/slo={\"ttft\": \"2 parsecs\"}");
-  both_refuse("/token_routing/mixed=neither");
-  both_refuse("/precision/experts=fp7");
-  both_refuse("/kv_cache={\"prefix_caching\": 1}");
-  both_refuse("/overlap=[\"shared_experts\"]");
-  both_refuse("/failures=[{\"gpu\": 1}]");
-  both_refuse("/pools={}");
-  both_refuse("/deployments={}");
-  both_refuse("/deployments=[{\"name\": 1}]");
-  both_refuse("/deployments=[{\"cluster\": \"h100x8\"}]");
+  }
 }
 
 namespace {
@@ -265,22 +255,9 @@ void pointers(const Json& json, const std::string& at, std::vector<std::string>&
 }  // namespace
 
 TEST_CASE("whatever stands under a key is read, or refused in a sentence if the schema does") {
-  const Json junk[] = {nullptr,
-                       true,
-                       -1,
-                       0,
-                       0.5,
-                       3,
-                       1e300,
-                       "x",
-                       "",
-                       "-1 s",
-                       "3 s",
-                       Json::array(),
-                       Json::array({1}),
-                       Json::object(),
-                       Json{{"type", "x"}},
-                       Json{{"x", 1}}};
+  const Json junk =
+      Json::parse(R"([null, true, -1, 0, 0.5, 3, 1e300, "x", "", "-1 s", "3 s", [], [1],
+                                   {}, {"type": "x"}, {"x": 1}])");
   int tried = 0, refused_by_both = 0;
   for (const Json& good : varied()) {
     CAPTURE(good);
@@ -291,7 +268,7 @@ TEST_CASE("whatever stands under a key is read, or refused in a sentence if the 
     for (std::size_t i = 0; i < places.size(); ++i) {
       const std::string& place = places[i];
       for (std::size_t j = 0; j < 3; ++j) {  // some for each place, in turns
-        const Json& value = junk[(5 * i + j) % std::size(junk)];
+        const Json& value = junk[(5 * i + j) % junk.size()];
         Json bad = good;
         bad[Json::json_pointer(place)] = value;
         CAPTURE(place, value);

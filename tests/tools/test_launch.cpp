@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does every engine's command hold flags that the engine has, and no others?
+#include <iterator>
 #include <map>
 #include <set>
 #include <sstream>
@@ -14,6 +15,11 @@ namespace {
 using Catch::Matchers::Contains;
 using Words = std::set<std::string>;
 
+Words words(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
 // What the engines' parsers know of what is printed, and where it was seen, November 2026.
 // vLLM: vllm/engine/arg_utils.py (09155ae), vllm/config/parallel.py (00193b8), benchmarks/serve.py
 // (009e6d4), fused_moe/all2all_utils.py (02bd2a4); vllm-project/router, src/main.rs (03e9af5).
@@ -23,145 +29,48 @@ using Words = std::set<std::string>;
 // sglang_router's router_args.py (05e589a). TensorRT-LLM: commands/serve.py (0ad591f) and
 // llmapi/llm_args.py (0004396), after 1.3; serve/scripts/benchmark_serving.py (0228a71). Several
 // nodes: its documentation of trtllm-serve, by srun.
-const std::map<std::string, Words> flags_of{{"vllm",
-                                             {"--port",
-                                              "--host",
-                                              "--policy",
-                                              "--worker-urls",
-                                              "--vllm-pd-disaggregation",
-                                              "--prefill",
-                                              "--decode",
-                                              "--tensor-parallel-size",
-                                              "--data-parallel-size",
-                                              "--pipeline-parallel-size",
-                                              "--prefill-context-parallel-size",
-                                              "--decode-context-parallel-size",
-                                              "--dcp-comm-backend",
-                                              "--enable-expert-parallel",
-                                              "--all2all-backend",
-                                              "--moe-backend",
-                                              "--enable-eplb",
-                                              "--eplb-config",
-                                              "--max-num-seqs",
-                                              "--max-num-batched-tokens",
-                                              "--prefill-schedule-interval",
-                                              "--scheduling-policy",
-                                              "--max-model-len",
-                                              "--gpu-memory-utilization",
-                                              "--kv-cache-dtype",
-                                              "--no-enable-prefix-caching",
-                                              "--speculative-config",
-                                              "--enable-dbo",
-                                              "--kv-transfer-config",
-                                              "--data-parallel-size-local",
-                                              "--data-parallel-address",
-                                              "--data-parallel-rpc-port",
-                                              "--data-parallel-start-rank",
-                                              "--nnodes",
-                                              "--node-rank",
-                                              "--master-addr",
-                                              "--headless",
-                                              "--model",
-                                              "--dataset-name",
-                                              "--random-input-len",
-                                              "--random-output-len",
-                                              "--random-range-ratio",
-                                              "--ignore-eos",
-                                              "--request-rate",
-                                              "--max-concurrency",
-                                              "--num-prompts"}},
-                                            {"sglang",
-                                             {"--port",
-                                              "--host",
-                                              "--policy",
-                                              "--worker-urls",
-                                              "--pd-disaggregation",
-                                              "--prefill",
-                                              "--decode",
-                                              "--disaggregation-transfer-backend",
-                                              "--disaggregation-bootstrap-port",
-                                              "--model-path",
-                                              "--tp-size",
-                                              "--dp-size",
-                                              "--enable-dp-attention",
-                                              "--pp-size",
-                                              "--enable-prefill-cp",
-                                              "--cp-strategy",
-                                              "--attn-cp-size",
-                                              "--dcp-size",
-                                              "--ep-size",
-                                              "--moe-a2a-backend",
-                                              "--deepep-mode",
-                                              "--ep-num-redundant-experts",
-                                              "--ep-dispatch-algorithm",
-                                              "--enable-eplb",
-                                              "--max-running-requests",
-                                              "--chunked-prefill-size",
-                                              "--enable-mixed-chunk",
-                                              "--enable-prefill-delayer",
-                                              "--prefill-delayer-max-delay-passes",
-                                              "--prefill-delayer-token-usage-low-watermark",
-                                              "--prefill-delayer-queue-min-ratio",
-                                              "--prefill-delayer-max-delay-ms",
-                                              "--prefill-decode-interval",
-                                              "--enable-priority-scheduling",
-                                              "--schedule-low-priority-values-first",
-                                              "--context-length",
-                                              "--mem-fraction-static",
-                                              "--kv-cache-dtype",
-                                              "--disable-radix-cache",
-                                              "--speculative-algorithm",
-                                              "--speculative-num-steps",
-                                              "--speculative-eagle-topk",
-                                              "--speculative-num-draft-tokens",
-                                              "--enable-two-batch-overlap",
-                                              "--enable-deepep-waterfill",
-                                              "--disaggregation-mode",
-                                              "--nnodes",
-                                              "--node-rank",
-                                              "--dist-init-addr",
-                                              "--backend",
-                                              "--model",
-                                              "--dataset-name",
-                                              "--random-input-len",
-                                              "--random-output-len",
-                                              "--random-range-ratio",
-                                              "--request-rate",
-                                              "--max-concurrency",
-                                              "--num-prompts"}},
-                                            {"trtllm",
-                                             {"--port",
-                                              "--host",
-                                              "--backend",  // of the benchmark
-                                              "--tp_size",
-                                              "--ep_size",
-                                              "--pp_size",
-                                              "--max_batch_size",
-                                              "--max_num_tokens",
-                                              "--max_seq_len",
-                                              "--kv_cache_free_gpu_memory_fraction",
-                                              "--extra_llm_api_options",
-                                              "--model",
-                                              "--dataset-name",
-                                              "--random-ids",
-                                              "--random-input-len",
-                                              "--random-output-len",
-                                              "--random-range-ratio",
-                                              "--ignore-eos",
-                                              "--request-rate",
-                                              "--max-concurrency",
-                                              "--num-prompts",
-                                              "--nodes",
-                                              "--ntasks",
-                                              "--ntasks-per-node",
-                                              "--mpi=pmix"}}};
+const std::map<std::string, Words> flags_of{
+    {"vllm",
+     words(R"(--port --host --policy --worker-urls --vllm-pd-disaggregation --prefill --decode
+              --tensor-parallel-size --data-parallel-size --pipeline-parallel-size
+              --prefill-context-parallel-size --decode-context-parallel-size --dcp-comm-backend
+              --enable-expert-parallel --all2all-backend --moe-backend --enable-eplb --eplb-config
+              --max-num-seqs --max-num-batched-tokens --prefill-schedule-interval --scheduling-policy
+              --max-model-len --gpu-memory-utilization --kv-cache-dtype --no-enable-prefix-caching
+              --speculative-config --enable-dbo --kv-transfer-config --data-parallel-size-local
+              --data-parallel-address --data-parallel-rpc-port --data-parallel-start-rank --nnodes
+              --node-rank --master-addr --headless --model --dataset-name --random-input-len
+              --random-output-len --random-range-ratio --ignore-eos --request-rate --max-concurrency
+              --num-prompts)")},
+    {"sglang", words(R"(--port --host --policy --worker-urls --pd-disaggregation --prefill --decode
+              --disaggregation-transfer-backend --disaggregation-bootstrap-port --model-path --tp-size
+              --dp-size --enable-dp-attention --pp-size --enable-prefill-cp --cp-strategy
+              --attn-cp-size --dcp-size --ep-size --moe-a2a-backend --deepep-mode
+              --ep-num-redundant-experts --ep-dispatch-algorithm --enable-eplb --max-running-requests
+              --chunked-prefill-size --enable-mixed-chunk --enable-prefill-delayer
+              --prefill-delayer-max-delay-passes --prefill-delayer-token-usage-low-watermark
+              --prefill-delayer-queue-min-ratio --prefill-delayer-max-delay-ms
+              --prefill-decode-interval --enable-priority-scheduling
+              --schedule-low-priority-values-first --context-length --mem-fraction-static
+              --kv-cache-dtype --disable-radix-cache --speculative-algorithm --speculative-num-steps
+              --speculative-eagle-topk --speculative-num-draft-tokens --enable-two-batch-overlap
+              --enable-deepep-waterfill --disaggregation-mode --nnodes --node-rank --dist-init-addr
+              --backend --model --dataset-name --random-input-len --random-output-len
+              --random-range-ratio --request-rate --max-concurrency --num-prompts)")},
+    {"trtllm",
+     words(
+         R"(--port --host --backend --tp_size --ep_size --pp_size --max_batch_size --max_num_tokens
+              --max_seq_len --kv_cache_free_gpu_memory_fraction --extra_llm_api_options --model
+              --dataset-name --random-ids --random-input-len --random-output-len --random-range-ratio
+              --ignore-eos --request-rate --max-concurrency --num-prompts --nodes --ntasks
+              --ntasks-per-node --mpi=pmix)")},
+};
 
 // Keys of llm_args.py in the options that trtllm-serve reads.
-const Words trtllm_options{"enable_attention_dp",      "enable_chunked_prefill",
-                           "kv_cache_config",          "moe_config",
-                           "scheduler_config",         "speculative_config",
-                           "cache_transceiver_config", "disable_overlap_scheduler",
-                           "attention_dp_config",      "batch_wait_timeout_iters"};
+const Words trtllm_options = words(
+    "enable_attention_dp enable_chunked_prefill kv_cache_config moe_config "
+    "scheduler_config speculative_config cache_transceiver_config "
+    "disable_overlap_scheduler attention_dp_config batch_wait_timeout_iters");
 
 const Json base = Json::parse(R"({"model": "glm_4_5_air", "cluster": "h200x16", "instances": 2,
     "parallel": {"dp": 4, "tp": 2, "ep": 8},
@@ -693,10 +602,9 @@ TEST_CASE("engines are told to go by priorities, and none is told of deadlines")
   CHECK(flags_in(launch("vllm", base)).count("--scheduling-policy") == 0);
   for (const char* type : {"earliest_deadline", "expert_groups"}) {
     const Json due = with({{"scheduling", {{"type", type}}}, {"slo", {{"ttft", "1 s"}}}});
-    for (const char* engine : {"vllm", "sglang", "trtllm"}) {
+    for (const char* engine : {"vllm", "sglang", "trtllm"})
       CHECK_THAT(launch(engine, due), Contains("# not in these commands: /scheduling: \"") &&
                                           Contains("no engine goes by deadlines"));
-    }
   }
 }
 

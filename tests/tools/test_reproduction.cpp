@@ -237,9 +237,8 @@ TEST_CASE("a frontier passes over what does not fit, and over nothing else") {
   const std::filesystem::path& file = sweep.path();
   const auto error = [&](const char* key, Json value) {
     Json base = ConfigNode::from_file(test::source_dir() / "tests/tiny.json").json();
-    for (const char* path : {"cluster", "model"}) {
+    for (const char* path : {"cluster", "model"})
       base[path] = (test::source_dir() / "tests" / base[path].get<std::string>()).string();
-    }
     std::ofstream(file) << Json{{"base", base}, {"axes", {{key, {std::move(value)}}}}};
     const Json frontier{{"sweep", file.string()},
                         {"context", 64},

@@ -63,6 +63,20 @@ SweepOptions with_threads(int threads) {
   return options;
 }
 
+// A store and what fills it.
+struct Run {
+  TemporaryFile file{"store.sqlite"};
+  FakeSimulator simulator;
+
+  SweepOutcome operator()(const std::string& sweep, const SweepOptions& options) {
+    return run_sweep(expanded(sweep), file.path(), simulator.runner(), options);
+  }
+  SweepOutcome operator()(const std::string& sweep, int threads = 1) {
+    return (*this)(sweep, with_threads(threads));
+  }
+  Store store() const { return Store::open(file.path()); }
+};
+
 }  // namespace
 
 TEST_CASE("axes give every combination, the later axis fastest") {
@@ -119,32 +133,27 @@ TEST_CASE("one axis may change a policy and another an option of it") {
 }
 
 TEST_CASE("what is wrong with a sweep file is said in a line") {
-  const auto error = [](const std::string& text) { return config_error([&] { expanded(text); }); };
-  using Catch::Matchers::Contains;
-  CHECK_THAT(error(R"({"base": {"a": {}}, "axes": {"/b/c": [1]}})"),
-             Contains("the base has no \"/b\""));
-  CHECK_THAT(error(R"({"base": {"p": "eplb"}, "axes": {"/p/n": [1]}})"),
-             Contains("write it as an object, {\"type\": \"eplb\"}"));
-  CHECK_THAT(error(R"({"base": {"a": [1]}, "axes": {"/a/1": [1]}})"), Contains("no such place"));
-  CHECK_THAT(error(R"({"base": {}, "axes": {"/a": []}})"), Contains("at least one value"));
-  CHECK_THAT(error(R"({"base": {}, "axes": {"a": [1]}})"), Contains("not a JSON pointer"));
-  CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "set": {"/a": 2}})"),
-             Contains("set twice"));
-  CHECK_THAT(error(R"({"base": {}, "zip": {"/a": [1], "/b": [1, 2]}})"), Contains("equally many"));
-  CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "blocks": []})"),
-             Contains("move it into each block"));
-  CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "skip": [{"/a": 1}]})"),
-             Contains("leaves no point"));
-  CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "skip": [{"/b": 1}]})"),
-             Contains("no point has a \"/b\""));
-  CHECK_THAT(error(R"({"base": {"a": 0, "d": 0}, "axes": {"/a": [1], "/d": [1]},
-                       "couple": {"/a": {"1": {"/d": 2}}}})"),
-             Contains("\"/d\" is set twice, by \"couple\" too"));
-  CHECK_THAT(
-      error(R"({"base": {"a": 0}, "axes": {"/a": [1]}, "couple": {"/a": {"2": {"/d": 2}}}})"),
-      Contains("no point has 2 at \"/a\""));
-  CHECK_THAT(error(R"({"base": {}, "axis": {"/a": [1]}})"), Contains("unknown key \"axis\""));
-  CHECK_THAT(error(R"({"model": "m.json", "workload": {}})"), Contains("not a sweep"));
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"({"base": {"a": {}}, "axes": {"/b/c": [1]}})", "the base has no \"/b\""},
+      {R"({"base": {"p": "eplb"}, "axes": {"/p/n": [1]}})",
+       "write it as an object, {\"type\": \"eplb\"}"},
+      {R"({"base": {"a": [1]}, "axes": {"/a/1": [1]}})", "no such place"},
+      {R"({"base": {}, "axes": {"/a": []}})", "at least one value"},
+      {R"({"base": {}, "axes": {"a": [1]}})", "not a JSON pointer"},
+      {R"({"base": {}, "axes": {"/a": [1]}, "set": {"/a": 2}})", "set twice"},
+      {R"({"base": {}, "zip": {"/a": [1], "/b": [1, 2]}})", "equally many"},
+      {R"({"base": {}, "axes": {"/a": [1]}, "blocks": []})", "move it into each block"},
+      {R"({"base": {}, "axes": {"/a": [1]}, "skip": [{"/a": 1}]})", "leaves no point"},
+      {R"({"base": {}, "axes": {"/a": [1]}, "skip": [{"/b": 1}]})", "no point has a \"/b\""},
+      {R"({"base": {"a": 0, "d": 0}, "axes": {"/a": [1], "/d": [1]},
+           "couple": {"/a": {"1": {"/d": 2}}}})",
+       "\"/d\" is set twice, by \"couple\" too"},
+      {R"({"base": {"a": 0}, "axes": {"/a": [1]}, "couple": {"/a": {"2": {"/d": 2}}}})",
+       "no point has 2 at \"/a\""},
+      {R"({"base": {}, "axis": {"/a": [1]}})", "unknown key \"axis\""},
+      {R"({"model": "m.json", "workload": {}})", "not a sweep"}};
+  for (const auto& [text, said] : wrong)
+    CHECK_THAT(config_error([&, of = text] { expanded(of); }), Catch::Matchers::Contains(said));
 }
 
 TEST_CASE("a config hash is FNV-1a of the config with sorted keys") {
@@ -156,36 +165,23 @@ TEST_CASE("a config hash is FNV-1a of the config with sorted keys") {
 
 TEST_CASE("points are others once a file has changed that their config names, however far down") {
   const test::TemporaryFolder folder;
-  std::filesystem::create_directories(folder / "gpus");
-  folder.write("sweep.json",
-               R"({"base": {"cluster": "cluster.json", "a": 0}, "axes": {"/a": [1]}})");
+  for (const char* inner : {"gpus", "model", "tables/vllm-1", "trace", "results"})
+    std::filesystem::create_directories(folder / inner);
+  folder.write("sweep.json", R"({"base": {"cluster": "cluster.json", "model": "model",
+      "gpu": {"profiles": "tables"}, "trace": "trace", "out": "results", "a": 0},
+      "axes": {"/a": [1]}})");
   folder.write("cluster.json", R"({"gpu": "gpus/gpu.json"})");
-  folder.write("gpus/gpu.json", R"({"memory": "80 GB"})");
-  const auto hash = [&] {
-    return expand_sweep(ConfigNode::from_file(folder / "sweep.json")).points.front().config_hash;
-  };
-  const std::string before = hash();
-  CHECK(hash() == before);
-  folder.write("gpus/gpu.json", R"({"memory": "96 GB"})");
-  CHECK(hash() != before);
-  folder.write("gpus/gpu.json", R"({"memory": "80 GB"})");
-  CHECK(hash() == before);
-}
-
-TEST_CASE("points are others once a checkpoint's precisions or a GPU's tables have changed") {
-  const test::TemporaryFolder folder;
-  std::filesystem::create_directories(folder / "model");
-  std::filesystem::create_directories(folder / "tables/vllm-1");
-  folder.write("sweep.json", R"({"base": {"model": "model", "gpu": {"profiles": "tables"}, "a": 0},
-                                 "axes": {"/a": [1]}})");
-  const std::vector<std::string> names{"model/config.json", "model/hf_quant_config.json",
-                                       "model/quant_cfg.json", "tables/errors.csv",
-                                       "tables/vllm-1/gemm.csv.gz"};
+  // Precisions of a checkpoint, tables of a GPU and parts of a routing trace among them.
+  const std::vector<std::string> names{
+      "gpus/gpu.json",        "model/config.json",    "model/hf_quant_config.json",
+      "model/quant_cfg.json", "tables/errors.csv",    "tables/vllm-1/gemm.csv.gz",
+      "trace/meta.json",      "trace/requests.jsonl", "trace/topk_ids.npy"};
   for (const std::string& name : names) folder.write(name, "{}");
   const auto hash = [&] {
     return expand_sweep(ConfigNode::from_file(folder / "sweep.json")).points.front().config_hash;
   };
   const std::string before = hash();
+  CHECK(hash() == before);
   for (const std::string& name : names) {
     CAPTURE(name);
     folder.write(name, "[]");
@@ -193,6 +189,16 @@ TEST_CASE("points are others once a checkpoint's precisions or a GPU's tables ha
     folder.write(name, "{}");
     CHECK(hash() == before);
   }
+  // A folder that is no trace may hold the sweep's own store.
+  folder.write("results/sweep.sqlite", "rows");
+  CHECK(hash() == before);
+  // The end of a large file counts as its beginning does.
+  const auto ids = folder / "trace/topk_ids.npy";
+  std::filesystem::resize_file(ids, 200 << 20);
+  const std::string large = hash();
+  std::fstream(ids, std::ios::in | std::ios::out).seekp((200 << 20) - 1) << 'x';
+  CHECK(hash() != large);
+  folder.write("trace/topk_ids.npy", "{}");
   std::filesystem::rename(folder / "tables/vllm-1", folder / "tables/vllm-2");
   CHECK(hash() != before);
 }
@@ -214,37 +220,6 @@ TEST_CASE("a sweep refuses what both pools replace by their own") {
   folder.write("one.json", R"({"a": 0, "pools": {"prefill": {}, "decode": {"a": 2}}})");
   folder.write("sweep.json", R"({"base": "one.json", "axes": {"/a": [1, 2]}})");
   CHECK(expand_sweep(ConfigNode::from_file(folder / "sweep.json")).points.size() == 2);
-}
-
-TEST_CASE(
-    "points are others once any part of a routing trace has changed that their config names") {
-  const test::TemporaryFolder folder;
-  std::filesystem::create_directories(folder / "trace");
-  std::filesystem::create_directories(folder / "results");
-  folder.write("sweep.json", R"({"base": {"trace": "trace", "out": "results", "a": 0},
-                                 "axes": {"/a": [1]}})");
-  const std::vector<std::string> names{"trace/meta.json", "trace/requests.jsonl",
-                                       "trace/topk_ids.npy"};
-  for (const std::string& name : names) folder.write(name, "before");
-  const auto hash = [&] {
-    return expand_sweep(ConfigNode::from_file(folder / "sweep.json")).points.front().config_hash;
-  };
-  const std::string before = hash();
-  for (const std::string& name : names) {
-    folder.write(name, "behind");
-    CHECK(hash() != before);
-    folder.write(name, "before");
-    CHECK(hash() == before);
-  }
-  // A folder that is no trace may hold the sweep's own store.
-  folder.write("results/sweep.sqlite", "rows");
-  CHECK(hash() == before);
-  // The end of a large file counts as its beginning does.
-  const auto ids = folder / "trace/topk_ids.npy";
-  std::filesystem::resize_file(ids, 200 << 20);
-  const std::string large = hash();
-  std::fstream(ids, std::ios::in | std::ios::out).seekp((200 << 20) - 1) << 'x';
-  CHECK(hash() != large);
 }
 
 TEST_CASE("equal values of an axis are one point, however they are written") {
@@ -406,24 +381,19 @@ TEST_CASE("points whose rates are of a queue that drains are no part of a compar
 }
 
 TEST_CASE("what a store varies is told by its axes and their values") {
-  const TemporaryFile file("store.sqlite");
-  FakeSimulator simulator;
-  run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(1));
-  CHECK(axes_text(Store::open(file.path())) == "/a (1, 2, 3), /b (1, 2)");
-  const TemporaryFile many("many.sqlite");
-  run_sweep(expanded(R"({"base": {"a": 0, "b": 1}, "axes": {"/a": [1, 2, 3, 4, 5], "/b": [1]}})"),
-            many.path(), simulator.runner(), with_threads(1));
-  CHECK(axes_text(Store::open(many.path())) == "/a (1, 2, 3, ...)");
+  Run six, many;
+  six(six_points);
+  CHECK(axes_text(six.store()) == "/a (1, 2, 3), /b (1, 2)");
+  many(R"({"base": {"a": 0, "b": 1}, "axes": {"/a": [1, 2, 3, 4, 5], "/b": [1]}})");
+  CHECK(axes_text(many.store()) == "/a (1, 2, 3, ...)");
 }
 
 TEST_CASE("a sweep stores the report of every point", "[threads]") {
-  const TemporaryFile file("store.sqlite");
-  FakeSimulator simulator;
-  const SweepOutcome outcome =
-      run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(2));
+  Run run;
+  const SweepOutcome outcome = run(six_points, 2);
   CHECK(outcome.ran == 6);
   CHECK(outcome.left == 0);
-  const StoredSweep stored = Store::open(file.path()).read();
+  const StoredSweep stored = run.store().read();
   REQUIRE(stored.points.size() == 6);
   REQUIRE(stored.axes.size() == 2);
   CHECK(stored.axes[0].name == "a");
@@ -433,63 +403,53 @@ TEST_CASE("a sweep stores the report of every point", "[threads]") {
 }
 
 TEST_CASE("a stopped sweep goes on with the points that are not done", "[threads]") {
-  const TemporaryFile file("store.sqlite");
-  FakeSimulator simulator;
+  Run run;
   std::atomic<std::size_t> finished = 0;
   SweepOptions options = with_threads(1);
   options.progress = [&](std::size_t n, std::size_t) { finished = n; };
   options.stop = [&] { return finished >= 2; };
-  const SweepOutcome first =
-      run_sweep(expanded(six_points), file.path(), simulator.runner(), options);
+  const SweepOutcome first = run(six_points, options);
   CHECK(first.ran == 2);
   CHECK(first.left == 4);
 
-  const SweepOutcome second =
-      run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(2));
+  const SweepOutcome second = run(six_points, 2);
   CHECK(second.resumed == 2);
   CHECK(second.ran == 4);
   // Each once over both.
-  CHECK(simulator.ran.size() == 6);
-  CHECK(std::set(simulator.ran.begin(), simulator.ran.end()).size() == 6);
+  const auto& ran = run.simulator.ran;
+  CHECK(ran.size() == 6);
+  CHECK(std::set(ran.begin(), ran.end()).size() == 6);
 
-  const SweepOutcome third =
-      run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(2));
+  const SweepOutcome third = run(six_points, 2);
   CHECK(third.resumed == 6);
   CHECK(third.ran == 0);
 }
 
 TEST_CASE("a sweep that has grown runs only what is new") {
-  const TemporaryFile file("store.sqlite");
-  FakeSimulator simulator;
-  run_sweep(expanded(R"({"base": {"a": 0, "b": 1}, "axes": {"/a": [1, 2]}})"), file.path(),
-            simulator.runner(), with_threads(1));
-  const SweepOutcome grown =
-      run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(1));
+  Run run;
+  run(R"({"base": {"a": 0, "b": 1}, "axes": {"/a": [1, 2]}})");
+  const SweepOutcome grown = run(six_points);
   CHECK(grown.resumed == 2);
   CHECK(grown.ran == 4);
-  CHECK(Store::open(file.path()).read().axes.size() == 2);
+  CHECK(run.store().read().axes.size() == 2);
 }
 
 TEST_CASE("a store of another sweep is refused and left as it was") {
-  const TemporaryFile file("store.sqlite");
-  FakeSimulator simulator;
-  run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(1));
-  const std::string error = config_error([&] {
-    run_sweep(expanded(R"({"base": {"a": 0, "b": 1}, "axes": {"/a": [1, 7]}})"), file.path(),
-              simulator.runner(), with_threads(1));
-  });
+  Run run;
+  run(six_points);
+  const std::string error =
+      config_error([&] { run(R"({"base": {"a": 0, "b": 1}, "axes": {"/a": [1, 7]}})"); });
   CHECK_THAT(error, Catch::Matchers::Contains("holds 5 points that this sweep does not have"));
-  CHECK(simulator.ran.size() == 6);
-  CHECK(Store::open(file.path()).read().points.size() == 6);
+  CHECK(run.simulator.ran.size() == 6);
+  CHECK(run.store().read().points.size() == 6);
 }
 
 TEST_CASE("points that cannot be run, or break, are recorded and tried again the next time",
           "[threads]") {
-  const TemporaryFile file("store.sqlite");
-  FakeSimulator simulator;
-  const Sweep sweep = expanded(R"({"base": {"a": 1, "b": 0}, "axes": {"/b": [-2, -1, 1]}})");
-  run_sweep(sweep, file.path(), simulator.runner(), with_threads(2));
-  const StoredSweep stored = Store::open(file.path()).read();
+  Run run;
+  const std::string sweep = R"({"base": {"a": 1, "b": 0}, "axes": {"/b": [-2, -1, 1]}})";
+  run(sweep, 2);
+  const StoredSweep stored = run.store().read();
   CHECK(stored.points[0].status == PointStatus::failed);
   CHECK(stored.points[0].error == "broken");
   CHECK(stored.points[1].status == PointStatus::infeasible);
@@ -499,21 +459,17 @@ TEST_CASE("points that cannot be run, or break, are recorded and tried again the
   CHECK_THAT(text, Catch::Matchers::Contains("b=-1: infeasible: b: does not fit"));
   CHECK_THAT(text, Catch::Matchers::Contains("1 done, 1 failed, 1 infeasible"));
 
-  FakeSimulator again;
-  run_sweep(sweep, file.path(), again.runner(), with_threads(2));
-  CHECK(again.ran == std::multiset<std::string>{R"({"a":1,"b":-2})"});
+  run.simulator.ran.clear();
+  run(sweep, 2);
+  CHECK(run.simulator.ran == std::multiset<std::string>{R"({"a":1,"b":-2})"});
 }
 
 TEST_CASE("a sweep of which no point can be run ends with the error and writes no store",
           "[threads]") {
-  const TemporaryFile file("store.sqlite");
-  FakeSimulator simulator;
-  const std::string error = config_error([&] {
-    run_sweep(expanded(R"({"base": {"b": -1}, "axes": {"/a": [1, 2]}})"), file.path(),
-              simulator.runner(), with_threads(2));
-  });
-  CHECK(error == "b: does not fit (none of the 2 points can be run; this is the first)");
-  CHECK(!std::filesystem::exists(file.path()));
+  Run run;
+  CHECK(config_error([&] { run(R"({"base": {"b": -1}, "axes": {"/a": [1, 2]}})", 2); }) ==
+        "b: does not fit (none of the 2 points can be run; this is the first)");
+  CHECK(!std::filesystem::exists(run.file.path()));
 }
 
 TEST_CASE("an error of the store ends the sweep", "[threads]") {
@@ -531,19 +487,18 @@ TEST_CASE("an error of the store ends the sweep", "[threads]") {
 }
 
 TEST_CASE("a store notes each version that wrote it, and a resumed sweep learns them") {
-  const TemporaryFile file("store.sqlite");
-  FakeSimulator simulator;
+  Run run;
   const auto run_as = [&](const std::string& sweep, const std::string& version) {
     SweepOptions options = with_threads(1);
     options.version = version;
-    return run_sweep(expanded(sweep), file.path(), simulator.runner(), options).written_by;
+    return run(sweep, options).written_by;
   };
   const std::string grown =
       R"({"base": {"a": 0, "b": 0}, "axes": {"/a": [1, 2, 3, 4], "/b": [1, 2]}})";
   CHECK(run_as(six_points, "1").empty());
   CHECK(run_as(six_points, "2") == "1");  // which had nothing to write
   CHECK(run_as(grown, "2") == "1");
-  CHECK(Store::open(file.path()).written_by() == "1, 2");
+  CHECK(run.store().written_by() == "1, 2");
 }
 
 TEST_CASE("a store read in part has what was asked for, and what it varies") {
@@ -632,6 +587,14 @@ StoredSweep four_points() {
                   stored_point({{"load", 2}, {"routing", "even"}}, metrics(16, 200)),
                   stored_point({{"load", 2}, {"routing", {{"type", "metro"}}}}, metrics(20, 160))};
   return sweep;
+}
+
+// A pair of runs under one load and seed.
+void add_pair(StoredSweep& sweep, int load, int seed, const Json& even, const Json& metro) {
+  Json config{{"load", load}, {"routing", "even"}, {"seed", seed}};
+  sweep.points.push_back(stored_point(config, even));
+  config["routing"] = "metro";
+  sweep.points.push_back(stored_point(config, metro));
 }
 
 Comparison even_against_metro(const StoredSweep& sweep) {
@@ -779,12 +742,8 @@ TEST_CASE("an interval over seeds tells a difference from noise") {
     StoredSweep sweep;
     sweep.axes = named_axes({"/load", "/routing", "/seed"});
     for (const int load : {1, 2}) {
-      for (const int seed : seeds) {
-        const Json even{{"load", load}, {"routing", "even"}, {"seed", seed}};
-        const Json metro{{"load", load}, {"routing", "metro"}, {"seed", seed}};
-        sweep.points.push_back(stored_point(even, metrics(10, 100)));
-        sweep.points.push_back(stored_point(metro, metrics(8 + .1 * seed, 90 + 10 * seed)));
-      }
+      for (const int seed : seeds)
+        add_pair(sweep, load, seed, metrics(10, 100), metrics(8 + .1 * seed, 90 + 10 * seed));
     }
     return even_against_metro(sweep);
   };
@@ -858,10 +817,7 @@ TEST_CASE("95 % intervals hold the truth in 90 to 98 % of sweeps whose points sh
         const double of_all = .03 * normal();  // what a seed does to all points
         for (int load = 0; load < points; ++load) {
           const double ratio = truth * std::exp(of_all + .01 * normal());
-          Json config{{"load", load}, {"routing", "even"}, {"seed", seed}};
-          sweep.points.push_back(stored_point(config, metrics(10, 100)));
-          config["routing"] = "metro";
-          sweep.points.push_back(stored_point(config, metrics(10, 100 * ratio)));
+          add_pair(sweep, load, seed, metrics(10, 100), metrics(10, 100 * ratio));
         }
       }
       const auto interval = even_against_metro(sweep).summary[0].interval;
@@ -879,10 +835,7 @@ TEST_CASE("an interval is over the seeds that every point has") {
   for (const int load : {1, 2}) {
     for (int seed = 0; seed < 3; ++seed) {
       if (load == 2 && seed == 2) continue;
-      Json config{{"load", load}, {"routing", "even"}, {"seed", seed}};
-      sweep.points.push_back(stored_point(config, metrics(10, 100)));
-      config["routing"] = "metro";
-      sweep.points.push_back(stored_point(config, metrics(10, seed == 2 ? 900 : 120)));
+      add_pair(sweep, load, seed, metrics(10, 100), metrics(10, seed == 2 ? 900 : 120));
     }
   }
   const RatioSummary throughput = even_against_metro(sweep).summary[0];

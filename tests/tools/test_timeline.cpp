@@ -97,9 +97,8 @@ TEST_CASE("every GPU's lane fills every step exactly, without overlap") {
   const Trace trace = traced(e);
   std::map<std::int64_t, std::int64_t> end_of_step;  // by start
   for (const Json& event : trace.events) {
-    if (event["ph"] == "X" && event["pid"] == 1) {
+    if (event["ph"] == "X" && event["pid"] == 1)
       end_of_step[picoseconds(event["ts"])] = picoseconds(event["ts"]) + picoseconds(event["dur"]);
-    }
   }
   REQUIRE(std::ssize(end_of_step) == trace.report.work.steps);
   std::map<int, std::vector<std::pair<std::int64_t, std::int64_t>>> lanes;
@@ -219,9 +218,8 @@ TEST_CASE("the lanes' idle time is the report's, and experts end at a barrier") 
   }
   // The report's window may end with the last arrival: compare shares, between GPUs.
   const auto reported = trace.report.document()["breakdown"]["barrier_idle_seconds_per_gpu"];
-  for (int gpu = 0; gpu < 4; ++gpu) {
+  for (int gpu = 0; gpu < 4; ++gpu)
     REQUIRE(idle[gpu] >= reported[static_cast<std::size_t>(gpu)].get<double>() * (1 - 1e-6));
-  }
   // To the picosecond that sums of doubles may be off.
   for (const auto& [at, begins] : combine_begins) REQUIRE(*begins.rbegin() - *begins.begin() <= 2);
 }
@@ -361,9 +359,8 @@ TEST_CASE("loads by rank and parts by step kind add up to what the report says o
     double tokens = 0, activated = 0;
     for (const auto& layer : experts["layers"]) {
       for (const auto& rank : layer["rank_tokens"]["total_by_rank"]) tokens += rank.get<double>();
-      for (const auto& rank : layer["rank_activated"]["total_by_rank"]) {
+      for (const auto& rank : layer["rank_activated"]["total_by_rank"])
         activated += rank.get<double>();
-      }
     }
     const double rank_layer_steps = 4 * 3 * steps["steps"].get<double>();
     REQUIRE_THAT(tokens / rank_layer_steps, WithinRel(experts["tokens_mean"].get<double>(), 1e-9));

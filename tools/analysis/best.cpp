@@ -23,13 +23,13 @@ struct Aspect {
   const Metric* metric;
   std::string pointer() const { return std::string(metric->pointer); }
 };
-constexpr const Metric& preempted = metric("preemptions");
 constexpr std::array aspects{
     Aspect{"decode_sequences", &metric("decode_sequences")},
     Aspect{"decode_step", &metric("decode_step_ms")},
     Aspect{"prefill_step", &metric("prefill_step_ms")},
     Aspect{"median_tpot", &metric("median_tpot_ms")},
     Aspect{"kv_bytes", &metric("kv_bytes")},
+    Aspect{"preemptions", &metric("preemptions")},  // the last, of which there is no ratio
 };
 
 // The mean over an alternative's seeds, of those that have the number.
@@ -43,11 +43,6 @@ std::optional<double> mean_of(const Alternative& of, const std::string& pointer)
     ++seeds;
   }
   return seeds == 0 ? std::nullopt : std::optional(sum / seeds);
-}
-
-Json value_at(const Json& config, const std::string& pointer) {
-  const Json* value = find_value(config, pointer);
-  return value == nullptr ? Json() : *value;
 }
 
 Json without(Json config, const std::string& pointer) {
@@ -97,10 +92,9 @@ std::string ratio_text(std::optional<double> value, std::optional<double> first)
 
 std::string name_of(const Alternatives& group, const std::vector<Axis>& axes) {
   std::string name;
-  for (std::size_t i = 0; i < axes.size(); ++i) {
+  for (std::size_t i = 0; i < axes.size(); ++i)
     name +=
         fmt::format("{}{} {}", i == 0 ? "" : ", ", axes[i].name, setting_text(group.settings[i]));
-  }
   return name.empty() ? "all points" : name;
 }
 
@@ -120,7 +114,7 @@ std::string summary(const BestChoice& choice, const std::string& axis) {
 }  // namespace
 
 std::vector<std::string> best_pointers() {
-  std::vector<std::string> pointers{std::string(preempted.pointer)};
+  std::vector<std::string> pointers;
   for (const Aspect& aspect : aspects) pointers.push_back(aspect.pointer());
   return pointers;
 }
@@ -146,9 +140,8 @@ BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
     const auto [place, fresh] = group_of.try_emplace(std::move(others), result.groups.size());
     if (fresh) {
       Alternatives& group = result.groups.emplace_back();
-      for (const Axis& axis : result.axes) {
+      for (const Axis& axis : result.axes)
         group.settings.push_back(value_at(point.config, axis.pointer));
-      }
     }
     Alternatives& group = result.groups[place->second];
     const auto number = report_number(point, result.metric);
@@ -182,7 +175,6 @@ std::string best_text(const BestChoice& choice) {
   for (const Alternatives& group : choice.groups) {
     std::vector<std::string> head{"", axis, metric, "x first"};
     for (const Aspect& aspect : aspects) head.emplace_back(aspect.metric->heading);
-    head.emplace_back(preempted.heading);
     Table table(std::move(head));
     for (const Alternative& value : group.values) {
       std::vector<std::string> row{
@@ -190,29 +182,28 @@ std::string best_text(const BestChoice& choice) {
           setting_text(value.value), number_text(value.metric),
           ratio_text(value.metric, group.values.front().metric)};
       for (const Aspect& aspect : aspects) {
-        const std::string pointer = aspect.pointer();
-        row.push_back(ratio_text(mean_of(value, pointer), mean_of(group.values.front(), pointer)));
+        const auto mean = mean_of(value, aspect.pointer());
+        row.push_back(&aspect != &aspects.back()
+                          ? ratio_text(mean, mean_of(group.values.front(), aspect.pointer()))
+                      : mean ? number_text(*mean)
+                             : "-");
       }
-      const auto preemptions = mean_of(value, std::string(preempted.pointer));
-      row.push_back(preemptions ? number_text(*preemptions) : "-");
       table.add(std::move(row));
     }
-    text += wrapped(name_of(group, choice.axes), usual_columns, 2) + "\n" + table.text();
+    text += indented(name_of(group, choice.axes), 2) + table.text();
     if (all_tie(group))
       text += fmt::format("all tie in {}; another --metric may tell the values apart\n", metric);
     if (group.without > 0)
       text += fmt::format("{} of its points are not done or lack this number\n", group.without);
     text += "\n";
   }
-  text += wrapped(fmt::format(
-              "*: best {} at otherwise equal settings; several: they tie, within two "
-              "standard errors of the seeds or a thousandth. Columns from \"x first\" on "
-              "are ratios to the first row. The ratios are of {}, sequences in a "
-              "decode step, time of a decode and of a prefill step, median TPOT, "
-              "and KV cache. preempted: how often a sequence lost its KV cache and "
-              "was computed again.",
-              axis, metric)) +
-          "\n";
+  text += paragraph(
+      "*: best {} at otherwise equal settings; several: they tie, within two standard errors of "
+      "the seeds or a thousandth. Columns from \"x first\" on are ratios to the first row. The "
+      "ratios are of {}, sequences in a decode step, time of a decode and of a prefill step, "
+      "median TPOT, and KV cache. preempted: how often a sequence lost its KV cache and was "
+      "computed again.",
+      axis, metric);
   return text;
 }
 
@@ -221,9 +212,8 @@ OrderedJson best_json(const BestChoice& choice) {
   for (const Alternatives& group : choice.groups) {
     OrderedJson settings = OrderedJson::object(), values = OrderedJson::array(),
                 tied = OrderedJson::array();
-    for (std::size_t i = 0; i < choice.axes.size(); ++i) {
+    for (std::size_t i = 0; i < choice.axes.size(); ++i)
       settings[choice.axes[i].pointer] = group.settings[i];
-    }
     for (const Alternative& value : group.values) {
       OrderedJson row{{"value", value.value},
                       {"metric", value.metric},
@@ -232,8 +222,6 @@ OrderedJson best_json(const BestChoice& choice) {
         const auto number = mean_of(value, aspect.pointer());
         row[std::string(aspect.key)] = number ? OrderedJson(*number) : OrderedJson();
       }
-      const auto preemptions = mean_of(value, std::string(preempted.pointer));
-      row["preemptions"] = preemptions ? OrderedJson(*preemptions) : OrderedJson();
       values.push_back(std::move(row));
       if (value.best) tied.emplace_back(value.value);
     }

@@ -30,13 +30,11 @@ StoredSweep read_comparable(const Store& store, std::vector<std::string> pointer
   StoredSweep sweep = store.read(pointers);
   if (std::ranges::all_of(sweep.points, drains_a_queue)) return sweep;  // nothing else to compare
   const std::size_t out = std::erase_if(sweep.points, drains_a_queue);
-  if (out > 0) {
+  if (out > 0)
     spdlog::warn(
         "{} of {} points are left out: measured after the last arrival too, they serve more than "
-        "is "
-        "offered, from a queue that drains; give these loads more requests",
+        "is offered, from a queue that drains; give these loads more requests",
         out, out + sweep.points.size());
-  }
   return sweep;
 }
 

@@ -27,9 +27,8 @@ using ComparedPointers = std::map<std::string, bool>;  // pointer -> whole
 ComparedPointers compared_pointers(Settings baseline, Settings candidate) {
   ComparedPointers pointers;
   for (const Settings side : {baseline, candidate}) {
-    for (const Setting& setting : side) {
+    for (const Setting& setting : side)
       pointers[setting.pointer] = pointers[setting.pointer] || !setting.value.is_string();
-    }
   }
   return pointers;
 }
@@ -88,10 +87,8 @@ std::set<std::string> coupled_pointers(const Json& sweep, const ComparedPointers
 
 void add_difference(std::vector<CoupledDifference>& differences, const std::string& pointer,
                     const StoredPoint& baseline, const StoredPoint& candidate) {
-  const Json* before = find_value(baseline.config, pointer);
-  const Json* after = find_value(candidate.config, pointer);
-  CoupledDifference now{pointer, before == nullptr ? Json() : *before,
-                        after == nullptr ? Json() : *after};
+  CoupledDifference now{pointer, value_at(baseline.config, pointer),
+                        value_at(candidate.config, pointer)};
   if (same_setting(now.baseline, now.candidate)) return;
   const bool known = std::any_of(differences.begin(), differences.end(), [&](const auto& other) {
     return other.pointer == pointer && other.baseline == now.baseline &&
@@ -107,11 +104,10 @@ struct Group {
 
 std::string describe(Settings settings) {
   std::string text;
-  for (const Setting& setting : settings) {
+  for (const Setting& setting : settings)
     text += fmt::format(
         "{}{}={}", text.empty() ? "" : " and ", setting.pointer,
         setting.value.is_string() ? setting.value.get<std::string>() : setting.value.dump());
-  }
   return text;
 }
 
@@ -158,8 +154,8 @@ std::string differences(const std::vector<Group>& groups) {
 const StoredPoint& only(const std::vector<const StoredPoint*>& points, Settings settings) {
   if (points.size() == 1) return *points.front();
   throw ConfigError(fmt::format(
-      "{} points have {} and are equal in everything that is not compared ({} and {}); "
-      "say more about them",
+      "{} points have {} and are equal in everything that is not compared ({} and {}); say more "
+      "about them",
       points.size(), describe(settings), points[0]->config_hash, points[1]->config_hash));
 }
 
@@ -233,10 +229,7 @@ void add_settings(Comparison& comparison, const std::vector<Axis>& axes,
                   const std::vector<const Json*>& rests) {
   for (const Axis& axis : axes) {
     std::vector<Json> values;
-    for (const Json* rest : rests) {
-      const Json* value = find_value(*rest, axis.pointer);
-      values.push_back(value == nullptr ? Json() : *value);
-    }
+    for (const Json* rest : rests) values.push_back(value_at(*rest, axis.pointer));
     const bool one_value = std::all_of(values.begin(), values.end(),
                                        [&](const Json& value) { return value == values.front(); });
     if (one_value) continue;
@@ -423,7 +416,7 @@ std::string ratios_text(const Comparison& comparison) {
   std::vector<std::vector<std::string>> rows;
   const auto begin_row = [&](const std::vector<Json>& settings) -> std::vector<std::string>& {
     auto& row = rows.emplace_back();
-    for (const Json& value : settings) row.push_back(value.is_null() ? "-" : setting_text(value));
+    for (const Json& value : settings) row.push_back(setting_cell(value));
     return row;
   };
   if (by_point) {
@@ -461,16 +454,14 @@ std::string comparison_text(const Comparison& comparison) {
     seeds = seeds || of.interval;
   }
   std::string text = ratios_text(comparison) + summary.text();
-  for (const CoupledDifference& also : comparison.coupled) {
+  for (const CoupledDifference& also : comparison.coupled)
     text += fmt::format("pairs differ in {} too: {} against {}\n", also.pointer.substr(1),
                         also.candidate.is_null() ? "the default" : setting_text(also.candidate),
                         also.baseline.is_null() ? "the default" : setting_text(also.baseline));
-  }
-  if (!seeds) {
+  if (!seeds)
     text +=
         "no intervals: that takes several seeds that every point has, \"seeds\": [1, 2, 3] in the "
         "sweep\n";
-  }
   if (comparison.unpaired > 0)
     text += fmt::format("{} points have no partner on the other side\n", comparison.unpaired);
   if (comparison.not_done > 0)
@@ -516,11 +507,10 @@ OrderedJson comparison_json(const Comparison& comparison) {
     json["points"].push_back(std::move(entry));
   }
   json["coupled"] = OrderedJson::array();
-  for (const CoupledDifference& also : comparison.coupled) {
+  for (const CoupledDifference& also : comparison.coupled)
     json["coupled"].push_back({{"pointer", also.pointer},
                                {"baseline", OrderedJson::parse(also.baseline.dump())},
                                {"candidate", OrderedJson::parse(also.candidate.dump())}});
-  }
   json["unpaired"] = comparison.unpaired;
   json["not_done"] = comparison.not_done;
   return json;

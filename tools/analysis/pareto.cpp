@@ -105,6 +105,19 @@ double without_rounding_errors(double number) {
   return std::ldexp(std::round(std::ldexp(fraction, 40)), exponent - 40);
 }
 
+// Sorted points, group after group.
+template <class Points>
+auto groups_in(Points& points) {
+  std::vector<decltype(std::span(points))> groups;
+  for (auto begin = points.begin(); begin != points.end();) {
+    const auto end = std::find_if(
+        begin, points.end(), [&](const ParetoPoint& point) { return point.group != begin->group; });
+    groups.emplace_back(begin, end);
+    begin = end;
+  }
+  return groups;
+}
+
 // Marks the frontier of points of one group.
 void mark_frontier(std::span<ParetoPoint> group, bool least_y) {
   std::vector<std::pair<double, double>> places;
@@ -257,13 +270,8 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
   };
   std::stable_sort(result.points.begin(), result.points.end(),
                    [&](const ParetoPoint& a, const ParetoPoint& b) { return key(a) < key(b); });
-  for (auto begin = result.points.begin(); begin != result.points.end();) {
-    const auto end = std::find_if(begin, result.points.end(), [&](const ParetoPoint& point) {
-      return point.group != begin->group;
-    });
-    mark_frontier({begin, end}, axes.least_y);
-    begin = end;
-  }
+  for (const std::span<ParetoPoint> group : groups_in(result.points))
+    mark_frontier(group, axes.least_y);
   return result;
 }
 
@@ -272,7 +280,7 @@ std::string group_text(const Pareto& pareto, const ParetoPoint& point) {
   for (std::size_t i = 0; i < point.group.size(); ++i) {
     const Json& value = point.group[i];
     text += fmt::format("{}{}={}", text.empty() ? "" : ", ", pareto.group_names[i],
-                        value.is_null() ? "-" : setting_text(value));
+                        setting_cell(value));
   }
   return text.empty() ? "all points" : text;
 }
@@ -293,15 +301,7 @@ std::vector<std::map<Json, std::string>> group_words(const Pareto& pareto) {
 }
 
 std::vector<std::span<const ParetoPoint>> groups_of(const Pareto& pareto) {
-  std::vector<std::span<const ParetoPoint>> groups;
-  for (auto begin = pareto.points.begin(); begin != pareto.points.end();) {
-    const auto end = std::find_if(begin, pareto.points.end(), [&](const ParetoPoint& point) {
-      return point.group != begin->group;
-    });
-    groups.emplace_back(begin, end);
-    begin = end;
-  }
-  return groups;
+  return groups_in(pareto.points);
 }
 
 std::string pareto_text(const Pareto& pareto) {
@@ -314,7 +314,7 @@ std::string pareto_text(const Pareto& pareto) {
     if (!point.on_frontier) continue;
     auto& row = rows.emplace_back();
     for (const auto* values : {&point.group, &point.settings}) {
-      for (const Json& value : *values) row.push_back(value.is_null() ? "-" : setting_text(value));
+      for (const Json& value : *values) row.push_back(setting_cell(value));
     }
     row.push_back(number_text(*point.x));
     row.push_back(number_text(*point.y));

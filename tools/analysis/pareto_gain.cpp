@@ -162,8 +162,7 @@ std::string gain_text(const ParetoGain& gain) {
   std::vector<std::vector<std::string>> rows, summary;
   for (const GroupGain& group : gain.groups) {
     std::vector<std::string> names;
-    for (const Json& value : group.group)
-      names.push_back(value.is_null() ? "-" : setting_text(value));
+    for (const Json& value : group.group) names.push_back(setting_cell(value));
     for (const Gain& at : group.at) {
       auto& row = rows.emplace_back(names);
       row.insert(row.end(),

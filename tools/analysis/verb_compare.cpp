@@ -9,6 +9,7 @@
 #include "tools/analysis/comparable.hpp"
 #include "tools/analysis/compare.hpp"
 #include "tools/cli/launch.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
@@ -115,34 +116,27 @@ group. Then sweep both under one dispatch, or name on both sides what differs:
 
 Action setup_compare(CLI::App& command) {
   const auto options = std::make_shared<CompareOptions>();
-  command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
-  command
-      .add_option("--baseline", options->baseline,
-                  "/pointer=value; repeatable; if missing: the choices are named")
-      ->allow_extra_args(false);
-  command.add_option("--candidate", options->candidate, "/pointer=value; repeatable")
-      ->allow_extra_args(false);
-  command
-      .add_option("--fail-if", options->fail_if,
-                  "exit 3 if e.g. \"total_token_throughput < 0.98\" (mean); repeatable")
-      ->allow_extra_args(false);
+  option(command, "STORE", options->store, "store that `moesim sweep` wrote", mandatory);
+  option(command, "--baseline", options->baseline,
+         "/pointer=value; repeatable; if missing: the choices are named", repeatable);
+  option(command, "--candidate", options->candidate, "/pointer=value; repeatable", repeatable);
+  option(command, "--fail-if", options->fail_if,
+         "exit 3 if e.g. \"total_token_throughput < 0.98\" (mean); repeatable", repeatable);
   CLI::Option* best = command.add_option(
       "--best", options->best,
       "instead of two settings: pointer to an axis, e.g. /placement/replication; prints the best "
       "value, and what each value gains and costs");
   for (const char* pairs : {"--baseline", "--candidate", "--fail-if"})
     best->excludes(command.get_option(pairs));
-  command
-      .add_option("--metric", options->metric,
-                  "--best: quantity to maximise, a pointer into the report, or a metric's name")
-      ->capture_default_str()
+  option(command, "--metric", options->metric,
+         "--best: quantity to maximise, a pointer into the report, or a metric's name",
+         default_shown)
       ->needs(best);
   command.add_flag("--lower", options->lower, "--best: minimise the metric instead")->needs(best);
   add_launch_option(command, options->launch);
-  command
-      .add_option("--base", options->base,
-                  "--launch: the sweep's base file, by whose folder paths in configs go "
-                  "(default: the store's folder)")
+  option(command, "--base", options->base,
+         "--launch: the sweep's base file, by whose folder paths in configs go (default: the "
+         "store's folder)")
       ->needs(best);
   command.get_option("--launch")->needs(best);
   command.add_flag("--json", options->json, "print JSON instead of tables");

@@ -9,6 +9,7 @@
 #include "tools/analysis/pareto.hpp"
 #include "tools/analysis/pareto_gain.hpp"
 #include "tools/analysis/pareto_plot.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/verbs.hpp"
 
@@ -68,29 +69,26 @@ baseline at equal x, for each group of --by. "step" takes the best evaluated poi
 
 Action setup_pareto(CLI::App& command) {
   const auto options = std::make_shared<ParetoOptions>();
-  command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
-  command.add_option("--x", options->axes.x, "quantity to minimise: a pointer into the report")
-      ->capture_default_str();
-  command.add_option("--y", options->axes.y, "quantity to maximise: a pointer into the report")
-      ->capture_default_str();
+  option(command, "STORE", options->store, "store that `moesim sweep` wrote", mandatory);
+  option(command, "--x", options->axes.x, "quantity to minimise: a pointer into the report",
+         default_shown);
+  option(command, "--y", options->axes.y, "quantity to maximise: a pointer into the report",
+         default_shown);
   command.add_flag("--least-y", options->axes.least_y, "minimise y too, e.g. a cost");
-  command.add_option("--by", options->axes.by, "a frontier for each value of this; repeatable")
-      ->allow_extra_args(false);
+  option(command, "--by", options->axes.by, "a frontier for each value of this; repeatable",
+         repeatable);
   command.add_option("--csv", options->csv, "write all finished points, with column on_frontier");
   command.add_flag("--json", options->json, "print these points as JSON instead of tables");
   command.add_option("--plot", options->plot, "draw the frontiers: .svg, .png or .pdf (gnuplot)");
   CLI::Option* baseline =
-      command.add_option("--baseline", options->baseline, "/pointer=value; repeatable")
-          ->allow_extra_args(false);
+      option(command, "--baseline", options->baseline, "/pointer=value; repeatable", repeatable);
   CLI::Option* candidate =
-      command
-          .add_option("--candidate", options->candidate,
-                      "/pointer=value; the table shows its gain over the baseline; repeatable")
-          ->allow_extra_args(false)
+      option(command, "--candidate", options->candidate,
+             "/pointer=value; the table shows its gain over the baseline; repeatable", repeatable)
           ->needs(baseline);
   baseline->needs(candidate);
-  command.add_option("--at", options->at, "values of x at which to print the gain, e.g. 10,20,50")
-      ->delimiter(',')
+  option(command, "--at", options->at, "values of x at which to print the gain, e.g. 10,20,50",
+         comma_separated)
       ->needs(baseline);
   command.footer(std::string(pareto_footer));
   return [options] { return run(*options); };

@@ -7,7 +7,6 @@
 
 #include <Eigen/Dense>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "hardware/rng.hpp"
 #include "sim/engines/serving_engine.hpp"
@@ -116,8 +115,11 @@ std::map<std::string, Anchor> anchors_of(const std::vector<ValidatedPoint>& poin
 
 namespace {
 
-[[noreturn]] void refuse(const MeasuredPoint& p, std::string_view what) {
-  throw ConfigError(fmt::format("{}: {}", p.place, what));
+template <class... Values>
+[[noreturn]] void refuse(const MeasuredPoint& p, fmt::format_string<Values...> what,
+                         Values&&... values) {
+  throw ConfigError(
+      fmt::format("{}: {}", p.place, fmt::format(what, std::forward<Values>(values)...)));
 }
 
 std::string in_case(std::string_view text, int (*letter)(int)) {
@@ -160,48 +162,45 @@ std::string as_rules_spell(const std::string& model, const std::filesystem::path
 // A row of a run as the rest of the program spells it.
 MeasuredPoint stated(MeasuredPoint p, const std::filesystem::path& root) {
   if (p.category != "e2e" && p.category != "disaggregated")
-    refuse(p, fmt::format("category \"{}\" is no serving run; \"e2e\" is expected", p.category));
+    refuse(p, "category \"{}\" is no serving run; \"e2e\" is expected", p.category);
   const std::string metric = metric_of(p.metric);
   if (metric.empty())
-    refuse(p, fmt::format("metric \"{}\" is not known; TPOT and TTFT are corrected", p.metric));
+    refuse(p, "metric \"{}\" is not known; TPOT and TTFT are corrected", p.metric);
   p.metric = metric;
   if (const std::string unit = in_case(p.unit, std::tolower); !unit.empty() && unit != "ms")
-    refuse(p, fmt::format("unit \"{}\" is not known; ms is expected", p.unit));
+    refuse(p, "unit \"{}\" is not known; ms is expected", p.unit);
   if (gpu_path(p.gpu, root, {}).empty())
-    refuse(p,
-           fmt::format("gpu \"{}\" is not known; `moesim list gpus` names those that are", p.gpu));
+    refuse(p, "gpu \"{}\" is not known; `moesim list gpus` names those that are", p.gpu);
   if (model_file(p.model).empty())
-    refuse(p, fmt::format("model \"{}\" is not known; `moesim list models` names those that are",
-                          p.model));
+    refuse(p, "model \"{}\" is not known; `moesim list models` names those that are", p.model);
   p.model = as_rules_spell(p.model, root);
   p.precision = in_case(p.precision, std::tolower);
   std::ranges::replace(p.precision, '-', '_');
   if (!checkpoint_of(p))
-    refuse(p, fmt::format("precision \"{}\" of this model is not known; bf16, fp8, fp8_block, "
-                          "nvfp4 and int4 are",
-                          p.precision));
+    refuse(p,
+           "precision \"{}\" of this model is not known; bf16, fp8, fp8_block, nvfp4 and int4 are",
+           p.precision);
   if (!names_engine(p))
-    refuse(p, fmt::format("op \"{}\" names no engine, such as \"online serving vllm 0.19.0\"",
-                          p.operation));
+    refuse(p, "op \"{}\" names no engine, such as \"online serving vllm 0.19.0\"", p.operation);
   constexpr double most = 1e6;
   if (!(p.concurrency >= 1 && p.concurrency <= most) || p.concurrency != std::floor(p.concurrency))
-    refuse(p, fmt::format("concurrency is {}; requests in flight, 1 to 1000000, are expected",
-                          p.concurrency));
+    refuse(p, "concurrency is {}; requests in flight, 1 to 1000000, are expected", p.concurrency);
   constexpr double longest = 1e7;
   if (!(p.prompt >= 1 && p.prompt <= longest && p.output >= 1 && p.output <= longest))
-    refuse(p, fmt::format("isl is {} and osl {}; each is at least 1 token, and at most 10000000",
-                          p.prompt, p.output));
+    refuse(p, "isl is {} and osl {}; each is at least 1 token, and at most 10000000", p.prompt,
+           p.output);
   if (metric == "TPOT" && p.output < 2)
     refuse(p, "osl is 1: a request of one output token has no TPOT");
   if (p.category == "e2e" && contains(in_case(p.operation, std::tolower), "disaggregated"))
-    refuse(p, fmt::format("op \"{}\" is of pools; a row of columns such as decode_num_workers "
-                          "(hardware/README.md) says which",
-                          p.operation));
+    refuse(p,
+           "op \"{}\" is of pools; a row of columns such as decode_num_workers "
+           "(hardware/README.md) says which",
+           p.operation);
   if (p.category == "e2e" && p.tp < 1)
     refuse(p, "tp is 0 or missing: say how the GPUs share the model");
   if (p.category == "e2e" && p.gpus < p.tp * std::max(1, p.dp))
-    refuse(p, fmt::format("n_gpu is {}, but tp {} x dp {} take {}", p.gpus, p.tp, std::max(1, p.dp),
-                          p.tp * std::max(1, p.dp)));
+    refuse(p, "n_gpu is {}, but tp {} x dp {} take {}", p.gpus, p.tp, std::max(1, p.dp),
+           p.tp * std::max(1, p.dp));
   return p;
 }
 
@@ -212,8 +211,8 @@ void spell_alike(std::vector<MeasuredPoint>& points) {
     if (gpu_file(p.gpu) == gpu_file(first.gpu)) p.gpu = first.gpu;
     if (model_file(p.model) == model_file(first.model)) p.model = first.model;
     if (deployment_of(p) != deployment_of(first))
-      refuse(p, fmt::format("is of {}, the first row of {}; a file corrects one deployment",
-                            deployment_of(p), deployment_of(first)));
+      refuse(p, "is of {}, the first row of {}; a file corrects one deployment", deployment_of(p),
+             deployment_of(first));
   }
 }
 
@@ -234,12 +233,12 @@ Anchor anchor_of_serving(const std::filesystem::path& file, const std::filesyste
   const std::vector<ValidatedPoint> runs = validate(points, root);
   for (const ValidatedPoint& run : runs) {
     if (run.skipped())
-      refuse(run.point, "cannot be predicted: " + std::get<Skipped>(run.predicted).reason);
-    if (!run.failure.empty()) refuse(run.point, "cannot be predicted: " + run.failure);
+      refuse(run.point, "cannot be predicted: {}", std::get<Skipped>(run.predicted).reason);
+    if (!run.failure.empty()) refuse(run.point, "cannot be predicted: {}", run.failure);
     const double predicted = std::get<Prediction>(run.predicted).value;
     if (is_other_unit(run.point.value, predicted))
-      refuse(run.point, fmt::format("{} is {:.4g}, and {:.4g} ms are predicted; ms are expected",
-                                    run.point.metric, run.point.value, predicted));
+      refuse(run.point, "{} is {:.4g}, and {:.4g} ms are predicted; ms are expected",
+             run.point.metric, run.point.value, predicted);
   }
   Anchor anchor = anchors_of(runs).begin()->second;
   const MeasuredPoint& first = points.front();

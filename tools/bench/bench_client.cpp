@@ -93,8 +93,7 @@ BenchClient simulated(const BenchRun& measured, const Experiment& experiment) {
   if (!client.figure("mean_e2el_ms"))
     throw ConfigError(
         fmt::format("{}: none of its {} requests, of {:.0f} and {:.0f} tokens, can be served by "
-                    "the experiment: "
-                    "they are longer than its context or its KV cache",
+                    "the experiment: they are longer than its context or its KV cache",
                     measured.where, measured.requests, measured.prompt, measured.output));
   return client;
 }

@@ -19,8 +19,16 @@ namespace moesim {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& where, std::string_view what) {
-  throw ConfigError(one_line(fmt::format("{}: {}", where, what)));
+template <class... Values>
+[[noreturn]] void refuse(const std::string& where, fmt::format_string<Values...> what,
+                         Values&&... values) {
+  throw ConfigError(
+      one_line(fmt::format("{}: {}", where, fmt::format(what, std::forward<Values>(values)...))));
+}
+
+template <class... Values>
+void remark(BenchRun& run, fmt::format_string<Values...> what, Values&&... values) {
+  run.remarks.push_back(fmt::format(what, std::forward<Values>(values)...));
 }
 
 // A number, or a text that is one: "8", "20.0", "inf". A null, which Python's NaN and Infinity have
@@ -57,8 +65,7 @@ std::optional<double> rate_in(const std::string& where, const std::string& key, 
   if (says_nothing(json)) return std::nullopt;
   const auto rate = number_in(json);
   if (!rate || !(*rate > 0))
-    refuse(where,
-           fmt::format("{} is {}; a rate above 0, or \"inf\", is expected", key, json.dump()));
+    refuse(where, "{} is {}; a rate above 0, or \"inf\", is expected", key, json.dump());
   return rate;
 }
 
@@ -68,14 +75,13 @@ std::optional<std::int64_t> limit_in(const std::string& where, const std::string
   const auto limit = number_in(json);
   constexpr double most = 1e9;
   if (!limit || !(*limit >= 1 && *limit <= most) || *limit != std::floor(*limit))
-    refuse(where,
-           fmt::format("{} is {}; a whole number of at least 1 is expected", key, json.dump()));
+    refuse(where, "{} is {}; a whole number of at least 1 is expected", key, json.dump());
   return static_cast<std::int64_t>(*limit);
 }
 
 [[noreturn]] void refuse_load(const std::string& where, std::string_view why,
                               std::string_view instead) {
-  refuse(where, fmt::format("{}, which cannot be simulated from the file; {}", why, instead));
+  refuse(where, "{}, which cannot be simulated from the file; {}", why, instead);
 }
 
 [[noreturn]] void refuse_recorded_times(const std::string& where, std::string_view said) {
@@ -100,7 +106,7 @@ BenchLoad load_of_bench_serve(const std::string& where, const Json& result) {
            "does not say its load: give it \"max_concurrency\", \"request_rate\", or "
            "\"request_rate\": \"inf\" for all requests at once");
   if (const auto burst = number(result, "/burstiness"); burst && *burst != 1) {
-    if (!(*burst > 0)) refuse(where, fmt::format("burstiness is {}; it is above 0", *burst));
+    if (!(*burst > 0)) refuse(where, "burstiness is {}; it is above 0", *burst);
     constexpr double even = 1e6;  // gaps are equal to a thousandth from here on
     load.gaps = *burst < even ? BenchLoad::Gaps::gamma : BenchLoad::Gaps::constant;
     if (*burst < even) load.burstiness = *burst;
@@ -210,10 +216,9 @@ BenchLoad load_of_phase(const std::string& where, const Json& phase) {
 void remark_load(BenchRun& run) {
   if (!run.load.rate) return;
   if (run.load.gaps == BenchLoad::Gaps::constant)
-    run.remarks.push_back("requests came at equal gaps (constant), not at random ones");
+    remark(run, "requests came at equal gaps (constant), not at random ones");
   if (run.load.gaps == BenchLoad::Gaps::gamma && run.load.burstiness != 1)
-    run.remarks.push_back(
-        fmt::format("gaps between requests had a burstiness of {:.6g}", run.load.burstiness));
+    remark(run, "gaps between requests had a burstiness of {:.6g}", run.load.burstiness);
 }
 
 // ---- what a run did
@@ -223,8 +228,7 @@ void take(BenchRun& run, const std::string& name, const Json& value, double scal
           std::vector<std::string>& empty) {
   const auto read = number_in(value);
   if (read && *read < 0)
-    refuse(run.where,
-           fmt::format("{} is {}; a benchmark measures no negative figure", name, *read));
+    refuse(run.where, "{} is {}; a benchmark measures no negative figure", name, *read);
   if (read && *read > 0 && std::isfinite(*read))
     run.figures[name] = *read * scale;
   else
@@ -238,7 +242,7 @@ void remark_empty(BenchRun& run, std::vector<std::string> empty) {
       return name.find("tpot") != name.npos || name.find("itl") != name.npos;
     });
   if (empty.empty()) return;
-  run.remarks.push_back(fmt::format("not measured, as 0 or no number: {}", fmt::join(empty, ", ")));
+  remark(run, "not measured, as 0 or no number: {}", fmt::join(empty, ", "));
 }
 
 // How many requests were completed, and how long they were on average.
@@ -250,13 +254,11 @@ void take_lengths(BenchRun& run, std::optional<double> requests, double prompt, 
            "outputs had; its load cannot be simulated");
   if (*requests == 0) refuse(run.where, "no request was completed");
   if (!(*requests > 0 && *requests <= most) || *requests != std::floor(*requests))
-    refuse(run.where, fmt::format("{} requests were completed; a whole number above 0 is expected",
-                                  *requests));
+    refuse(run.where, "{} requests were completed; a whole number above 0 is expected", *requests);
   for (const auto& [tokens, what] : {std::pair{prompt, "prompt"}, {output, "output"}})
     if (!(tokens >= 1 && tokens <= most))
-      refuse(run.where, fmt::format("the mean {} has {:.6g} tokens; at least 1 and at most 1e9 are "
-                                    "expected",
-                                    what, tokens));
+      refuse(run.where, "the mean {} has {:.6g} tokens; at least 1 and at most 1e9 are expected",
+             what, tokens);
   run.requests = static_cast<std::int64_t>(*requests);
   run.prompt = prompt;
   run.output = output;
@@ -264,15 +266,14 @@ void take_lengths(BenchRun& run, std::optional<double> requests, double prompt, 
 
 void remark_failures(BenchRun& run, std::optional<double> sent, double failed, bool cancelled) {
   if (sent && double(run.requests) > *sent)
-    refuse(run.where,
-           fmt::format("{} requests were completed of {:.0f} that were sent", run.requests, *sent));
+    refuse(run.where, "{} requests were completed of {:.0f} that were sent", run.requests, *sent);
   if (failed == 0 && sent) failed = *sent - double(run.requests);
   if (failed > 0)
-    run.remarks.push_back(
-        fmt::format("{:.0f} requests failed beside the {} that were completed: the "
-                    "load was another than the simulated one",
-                    failed, run.requests));
-  if (cancelled) run.remarks.push_back("the benchmark was cancelled before its end");
+    remark(run,
+           "{:.0f} requests failed beside the {} that were completed: the load was another than "
+           "the simulated one",
+           failed, run.requests);
+  if (cancelled) remark(run, "the benchmark was cancelled before its end");
 }
 
 // ---- vllm bench serve, and other engines' benchmarks, which began as copies of it ----
@@ -299,12 +300,11 @@ void remark_lengths(BenchRun& run, const Json& result) {
     if (tokens.empty()) continue;
     const auto [least, most] = std::ranges::minmax(tokens);
     if (least == most) continue;
-    run.remarks.push_back(
-        fmt::format("{} had {:.0f} to {:.0f} tokens; their mean is simulated", what, least, most));
+    remark(run, "{} had {:.0f} to {:.0f} tokens; their mean is simulated", what, least, most);
   }
   if (const auto least = number(result, "/random_range_ratio"); least && *least != 1)
-    run.remarks.push_back(fmt::format(
-        "lengths were drawn (random_range_ratio {:.6g}); their means are simulated", *least));
+    remark(run, "lengths were drawn (random_range_ratio {:.6g}); their means are simulated",
+           *least);
 }
 
 BenchRun of_bench_serve(const std::string& where, const Json& result) {
@@ -329,10 +329,10 @@ BenchRun of_bench_serve(const std::string& where, const Json& result) {
   remark_lengths(run, result);
   const auto drafted = first_of(result, {"/accept_length", "/spec_decode_acceptance_length"});
   if (drafted && *drafted > 1)
-    run.remarks.push_back(fmt::format(
-        "the engine drafted, {:.3g} tokens a step on average; give the experiment \"speculative\" "
-        "if it has none",
-        *drafted));
+    remark(run,
+           "the engine drafted, {:.3g} tokens a step on average; give the experiment "
+           "\"speculative\" if it has none",
+           *drafted);
   remark_empty(run, std::move(empty));
   return run;
 }
@@ -373,8 +373,7 @@ double milliseconds_of(const std::string& where, const Json& result, const char*
                                                                 {"nanoseconds", 1e-6}};
   const std::string unit = text_at(result, fmt::format("/{}/unit", latency));
   if (const auto found = units.find(unit); found != units.end()) return found->second;
-  refuse(where,
-         fmt::format("{} has the unknown unit \"{}\"; ms, s, us and ns are known", latency, unit));
+  refuse(where, "{} has the unknown unit \"{}\"; ms, s, us and ns are known", latency, unit);
 }
 
 BenchRun of_genai_perf(const std::string& where, const Json& result) {
@@ -411,17 +410,16 @@ BenchRun of_genai_perf(const std::string& where, const Json& result) {
   // A run that ends by the clock sends fewer than were planned, without an error.
   remark_failures(run, std::nullopt, failed, cancelled != nullptr && *cancelled == true);
   if (under(phase, {"cancellation", "request_cancellation_rate"}) != nullptr)
-    run.remarks.push_back("clients cancelled requests on purpose, which is not simulated");
+    remark(run, "clients cancelled requests on purpose, which is not simulated");
   if (number(result, "/input_config/input/conversation/turn/mean").value_or(1) > 1)
-    run.remarks.push_back(
-        "requests were turns of conversations; they are simulated as requests of their own");
+    remark(run,
+           "requests were turns of conversations; they are simulated as requests of their own");
   for (const auto& [key, what] :
        {std::pair{"input_sequence_length", "prompts"}, {"output_sequence_length", "outputs"}}) {
     const auto least = number(result, fmt::format("/{}/min", key)),
                most = number(result, fmt::format("/{}/max", key));
     if (least && most && *least < *most)
-      run.remarks.push_back(fmt::format("{} had {:.0f} to {:.0f} tokens; their mean is simulated",
-                                        what, *least, *most));
+      remark(run, "{} had {:.0f} to {:.0f} tokens; their mean is simulated", what, *least, *most);
   }
   remark_empty(run, std::move(empty));
   return run;
@@ -527,7 +525,7 @@ std::vector<BenchRun> read_bench(const std::filesystem::path& file) {
     try {
       return parse_results(results);
     } catch (const ConfigError& error) {
-      refuse(where, fmt::format("{}{}", error.what(), hint));
+      refuse(where, "{}{}", error.what(), hint);
     }
   };
   if (file.extension() != ".jsonl" && !is_lines(text)) {

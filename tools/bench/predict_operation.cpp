@@ -22,7 +22,6 @@
 #include "models/mixers/grouped.hpp"
 #include "models/mixers/latent.hpp"
 #include "models/moe_model.hpp"
-#include "models/step_ops.hpp"
 #include "sim/engines/serving_engine.hpp"
 #include "sim/placement/placement.hpp"
 

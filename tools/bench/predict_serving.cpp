@@ -221,10 +221,10 @@ Prediction prefill_rate(const Deployment& e, const MeasuredPoint& point) {
   const double prompt = std::round(whole - cached);
   const double seconds =
       step_seconds(e, {.prompt = prompt, .cached = cached, .prompt_tokens = tokens});
-  return {tokens * e.parallel.dp / seconds / e.parallel.gpus() * of.gpus,
-          fmt::format("tokens/s of a {}; {} tokens per rank in prompts of {} after {}; step {:.2f} "
-                      "ms",
-                      of.what, tokens, prompt, cached, seconds * 1e3)};
+  return {
+      tokens * e.parallel.dp / seconds / e.parallel.gpus() * of.gpus,
+      fmt::format("tokens/s of a {}; {} tokens per rank in prompts of {} after {}; step {:.2f} ms",
+                  of.what, tokens, prompt, cached, seconds * 1e3)};
 }
 
 }  // namespace
@@ -315,9 +315,9 @@ Predicted ServingPredictor::bench(const MeasuredPoint& point, Json config) {
   config["scheduling"] = {{"max_num_seqs", limits.max_batch_size},
                           {"max_num_batched_tokens", limits.max_num_tokens}};
   const double rate = runs_->output_rate(config).per_gpu;
-  return Prediction{rate, fmt::format("tokens/s of a GPU; {} requests; {} sequences and {} tokens "
-                                      "per rank",
-                                      requests, limits.max_batch_size, limits.max_num_tokens)};
+  return Prediction{
+      rate, fmt::format("tokens/s of a GPU; {} requests; {} sequences and {} tokens per rank",
+                        requests, limits.max_batch_size, limits.max_num_tokens)};
 }
 
 std::string_view ServingPredictor::why_impossible(const MeasuredPoint& point,

@@ -6,8 +6,6 @@
 #include <bit>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "sim/engines/serving_engine.hpp"
 #include "tools/bench/mlperf.hpp"
 #include "tools/bench/trtllm_bench.hpp"

@@ -91,11 +91,10 @@ void StepPricer::take_rows(const RankWork& asked, std::size_t i, std::int32_t ra
   const std::int32_t of_prompt = std::clamp(asked.prompt[i] - context, 0, tokens);
   if (of_prompt > 0)
     rows_.append(binding, {Phase::prefill, rank, of_prompt, context}, batch_.rows, ignored);
-  if (of_prompt < tokens) {
+  if (of_prompt < tokens)
     rows_.append(binding,
                  {Phase::decode, rank, tokens - of_prompt, context + of_prompt - asked.prompt[i]},
                  batch_.rows, ignored);
-  }
 }
 
 // Tokens that were generated before each single token of the step, in its order.

@@ -10,6 +10,7 @@
 #include "hardware/at.hpp"
 #include "hardware/tables/table_file.hpp"
 #include "sim/report/statistics.hpp"
+#include "tools/bench/validation.hpp"
 
 namespace moesim {
 
@@ -57,8 +58,8 @@ Record record_of(const Json& line, const std::string& where, int ranks) {
   const auto rank = std::llround(number_of(fpm, "dp_rank", most_sequences, where));
   if (rank >= ranks) {
     throw ConfigError(
-        fmt::format("{}: \"dp_rank\" is {}, but the experiment has {} of them; set "
-                    "/parallel/dp as it was measured",
+        fmt::format("{}: \"dp_rank\" is {}, but the experiment has {} of them; set /parallel/dp as "
+                    "it was measured",
                     where, rank, ranks));
   }
   Record record{.rank = static_cast<int>(rank),
@@ -191,8 +192,7 @@ StepComparison compare_steps(std::span<const RecordedStep> steps, const Deployme
   for (std::size_t kind = 0; kind < seen.size(); ++kind) {
     const Seen& of = seen[kind];
     if (of.errors.empty()) continue;
-    std::vector<double> sizes = of.errors;
-    for (double& error : sizes) error = std::abs(error);
+    const std::vector<double> sizes = absolute(of.errors);
     comparison.kinds.push_back({static_cast<StepKind>(kind), static_cast<int>(sizes.size()),
                                 median(of.measured), median(of.predicted), median(of.errors),
                                 median(sizes), interpolated(sizes, .9)});

@@ -2,7 +2,6 @@
 #include "tools/bench/validation.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include <fmt/format.h>
 #include <tbb/enumerable_thread_specific.h>
@@ -141,9 +140,8 @@ std::map<std::string, CategoryErrors> errors_by(const std::vector<ValidatedPoint
   for (auto& [name, values] : errors) {
     CategoryErrors& category = categories[name];
     category.bias_pct = median(values);
-    for (double& value : values) value = std::abs(value);
-    category.median_abs_pct = median(values);
-    category.p90_abs_pct = nearest_rank(values, 0.9);
+    category.median_abs_pct = median(absolute(values));
+    category.p90_abs_pct = nearest_rank(absolute(values), 0.9);
   }
   return categories;
 }

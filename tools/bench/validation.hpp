@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -20,6 +21,12 @@ struct ValidatedPoint {
   double error_pct() const;
   bool skipped() const { return failure.empty() && std::holds_alternative<Skipped>(predicted); }
 };
+
+/// Sizes of errors.
+inline std::vector<double> absolute(std::vector<double> errors) {
+  for (double& error : errors) error = std::abs(error);
+  return errors;
+}
 
 /// How far off the predictions of one category are, skipped points left out.
 struct CategoryErrors {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <iterator>
-#include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -47,13 +46,12 @@ OrderedJson to_json(const BenchComparison& comparison) {
 
 std::string to_text(const StepComparison& comparison) {
   Table table({"holds", "steps", "measured ms", "predicted ms", "bias", "error", "in 1 of 10"});
-  for (const StepErrors& of : comparison.kinds) {
+  for (const StepErrors& of : comparison.kinds)
     table.add({std::string(step_kind_names[static_cast<std::size_t>(of.kind)]),
                fmt::format("{}", of.steps), fmt::format("{:.4g}", of.measured_ms),
                fmt::format("{:.4g}", of.predicted_ms), fmt::format("{:+.1f} %", 100 * of.bias),
                fmt::format("{:.1f} %", 100 * of.error),
                fmt::format("{:.1f} %", 100 * of.error_p90)});
-  }
   return table.text();
 }
 
@@ -159,10 +157,9 @@ Action setup_bench(CLI::App& command) {
       command.add_option("results", options->results,
                          "what vllm bench serve --save-result, SGLang's bench_serving, AIPerf or "
                          "genai-perf wrote, one or more files; each load is simulated");
-  CLI::Option* config =
-      command.add_option("--config", options->config,
-                         "the deployment that was measured: an experiment, JSON; its workload is "
-                         "replaced by the benchmark's");
+  CLI::Option* config = command.add_option("--config", options->config,
+                                           "the deployment that was measured: an experiment, JSON; "
+                                           "its workload is replaced by the benchmark's");
   CLI::Option* serving = command.add_option(
       "--serving", options->serving, "instead of results: measured runs of one deployment, CSV");
   serving->excludes(results)->excludes(config);
@@ -174,8 +171,8 @@ Action setup_bench(CLI::App& command) {
       ->excludes(results)
       ->excludes(serving);
   command.add_option("--anchor", options->anchor,
-                     "write what corrects predictions of this deployment to this file, JSON; "
-                     "an experiment's \"anchor\" and plan --anchor name the file");
+                     "write what corrects predictions of this deployment to this file, JSON; an "
+                     "experiment's \"anchor\" and plan --anchor name the file");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   CLI::Option* json = command.add_flag("--json", options->json, "print JSON instead of tables");
   json->excludes(serving);

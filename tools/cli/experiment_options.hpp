@@ -14,6 +14,7 @@
 #include "sim/experiment/pools.hpp"
 #include "sim/experiment/shared_cluster.hpp"
 #include "tools/cli/named_files.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/serving_options.hpp"
 
 namespace moesim {
@@ -23,10 +24,10 @@ inline void refuse_change_beside_pools(const Json& config, const std::string& ch
   const std::string pointer = change.substr(0, change.find('='));
   const std::string key = pointer.substr(1, pointer.find('/', 1) - 1);
   if (!both_pools_have(config, key)) return;
-  throw ConfigError(fmt::format(
-      "--set {0}: has no effect, because both pools have their own \"{1}\"; set /pools/prefill{0} "
-      "or /pools/decode{0}",
-      pointer, key));
+  throw ConfigError(
+      fmt::format("--set {0}: has no effect, because both pools have their own \"{1}\"; set "
+                  "/pools/prefill{0} or /pools/decode{0}",
+                  pointer, key));
 }
 
 /// The options of every verb that reads one experiment: CONFIG, --set, --seed, --deployment.
@@ -47,11 +48,10 @@ struct ExperimentOptions {
   }
 
   void add_to(CLI::App& command) {
-    command.add_option("CONFIG", config, "experiment, a JSON file")->required();
-    command
-        .add_option("--set", overrides,
-                    "/json/pointer=value to set in the config; null takes the key away; repeatable")
-        ->allow_extra_args(false);
+    option(command, "CONFIG", config, "experiment, a JSON file", mandatory);
+    option(command, "--set", overrides,
+           "/json/pointer=value to set in the config; null takes the key away; repeatable",
+           repeatable);
     command.footer(
         "CONFIG's keys, with units and defaults: moesim keys; for editors: moesim keys --schema");
     command.add_option("--seed", seed, "the same as --set /seed=N");
@@ -68,9 +68,8 @@ struct ExperimentOptions {
     Json json = file.json();
     if ((is_hf_model(file) || json.contains("hidden")) && !json.contains("workload"))
       file.fail(not_an_experiment());
-    if (json.contains("base") && !json.contains("workload")) {
+    if (json.contains("base") && !json.contains("workload"))
       file.fail("this is a sweep, not an experiment; run it with `moesim sweep`");
-    }
     if (!json.is_object()) file.fail("expected an object, the keys of an experiment");
     refuse_keys_beside_pools(file);
     for (const std::string& change : overrides) apply_override(json, change);

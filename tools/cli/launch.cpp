@@ -184,8 +184,8 @@ void note_common(const PoolSpec& pool, Notes& notes) {
   const bool spreads = pool.model.experts > 0 && pool.parallel.ep > 1;
   if (placement == "eplb" && spreads && redundant_experts(pool) == 0)
     notes.push_back(
-        "/placement: \"eplb\"; without copies of experts no balancer is turned on, and "
-        "experts keep their order");
+        "/placement: \"eplb\"; without copies of experts no balancer is turned on, and experts "
+        "keep their order");
   if (pool.speculation.tokens > 0 && !pool.speculation.mtp)
     notes.push_back("/speculative/draft: the model that drafts; name it by the engine's own flag");
   if (pool.speculation.has_module() && pool.model.draft_layers == 0)
@@ -324,8 +324,7 @@ std::string servers_text(const LaunchForm& form, const Fleet& fleet, const std::
   }
   if (fleet.left_out > 0)
     text += fmt::format(
-        "# and {} more servers of this kind, each on the next GPUs and the next hundred of "
-        "ports\n",
+        "# and {} more servers of this kind, each on the next GPUs and the next hundred of ports\n",
         fleet.left_out);
   return text;
 }

@@ -10,6 +10,7 @@
 
 #include "sim/engines/serving_engine.hpp"
 #include "sim/experiment/spec.hpp"
+#include "tools/cli/option_checks.hpp"
 
 namespace moesim {
 
@@ -33,10 +34,9 @@ std::vector<LaunchFile> launch_files(const std::string& engine, const Experiment
 inline void add_launch_option(CLI::App& command, std::string& engine) {
   const std::vector<std::string> names(engine_names().begin(), engine_names().end());
   const std::string texts = fmt::format("{}", fmt::join(names, ", "));
-  command
-      .add_option("--launch", engine,
-                  "print an engine's own commands for it, and its benchmark's: " + texts)
-      ->check(CLI::IsMember(names));
+  option(command, "--launch", engine,
+         "print an engine's own commands for it, and its benchmark's: " + texts,
+         CLI::IsMember(names));
 }
 
 }  // namespace moesim

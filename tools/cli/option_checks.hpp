@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <string>
+#include <thread>
+#include <type_traits>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -18,6 +21,34 @@ inline auto at_least_one() {
     if (error != std::errc() || last != end) return "\"" + text + "\" is not a whole number";
     return number < 1 ? text + " is too few; at least 1 is expected" : "";
   };
+}
+
+/// Properties of an option beside its text.
+enum class OptionIs { repeatable, comma_separated, default_shown, mandatory };
+using enum OptionIs;
+
+/// Adds an option. `more` are checks of it, and what else it is.
+template <class Value, class... More>
+CLI::Option* option(CLI::App& command, const char* name, Value& value, const std::string& text,
+                    More... more) {
+  CLI::Option* const added = command.add_option(name, value, text);
+  const auto adorn = [&](auto what) {
+    if constexpr (std::is_same_v<decltype(what), OptionIs>) {
+      if (what == repeatable) added->allow_extra_args(false);
+      if (what == comma_separated) added->delimiter(',');
+      if (what == default_shown) added->capture_default_str();
+      if (what == mandatory) added->required();
+    } else {
+      added->check(what);
+    }
+  };
+  (adorn(more), ...);
+  return added;
+}
+
+/// Threads of an option; 0: as many as there are cores.
+inline int threads_of(int asked) {
+  return asked > 0 ? asked : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 /// A check of an option that is a seed: what the key "seed" takes.

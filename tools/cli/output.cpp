@@ -189,6 +189,11 @@ std::string wrapped(std::string_view text, std::size_t columns, std::size_t inde
   return lines;
 }
 
+std::string paragraph(std::string_view text) { return wrapped(text) + "\n"; }
+std::string indented(std::string_view text, std::size_t indent) {
+  return wrapped(text, 100, indent) + "\n";
+}
+
 OutputFile::OutputFile(const std::filesystem::path& file) : named_(file) {
   require_writable(file);
   created_ = create_folders_of(file);

@@ -6,7 +6,10 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "hardware/config.hpp"
 
@@ -74,6 +77,13 @@ void require_stem(const std::filesystem::path& name);
 
 /// Breaks a text at spaces into lines of at most `columns`; all but the first are indented.
 std::string wrapped(std::string_view text, std::size_t columns = 100, std::size_t indent = 0);
+/// The same at 100 columns, with the end of its last line.
+std::string paragraph(std::string_view text);
+std::string indented(std::string_view text, std::size_t indent);
+template <class... Args>
+std::string paragraph(fmt::format_string<Args...> format, Args&&... args) {
+  return paragraph(std::string_view(fmt::format(format, std::forward<Args>(args)...)));
+}
 
 /// A text as a field of a CSV file: in quotes where it needs them (RFC 4180).
 std::string csv_field(const std::string& text);

@@ -10,6 +10,7 @@
 
 #include "hardware/config.hpp"
 #include "hardware/parse_json.hpp"
+#include "tools/cli/option_checks.hpp"
 
 namespace moesim {
 
@@ -40,9 +41,8 @@ struct PolicyOptions {
   std::vector<std::string> options;
 
   void add_to(CLI::App& command) {
-    command.add_option("--policy", name, "see `moesim list`")->required();
-    command.add_option("--option", options, "key=value for the policy; repeatable")
-        ->allow_extra_args(false);
+    option(command, "--policy", name, "see `moesim list`", mandatory);
+    option(command, "--option", options, "key=value for the policy; repeatable", repeatable);
   }
 
   /// Throws ConfigError if an option is not key=value.

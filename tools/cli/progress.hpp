@@ -25,6 +25,12 @@ class ProgressBar {
 
   /// So many of `total` are done; a total of 0 is unknown.
   void update(std::int64_t done, std::int64_t total);
+  /// The same, for work that tells how far it is. The bar outlives it.
+  auto hook() {
+    return [this](auto done, auto total) {
+      update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
+    };
+  }
   /// Leaves the line of the bar, so that others can write.
   void finish();
 

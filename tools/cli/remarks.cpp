@@ -42,8 +42,8 @@ std::string remark_on_recordings(const Recordings& recordings, const Report& rep
       !leaves_experts_idle(recordings.experts, report.pool))
     return "";
   return fmt::format(
-      "more requests are in flight than the {} recordings of routing. Requests "
-      "that share a recording activate the same experts, so steps come out too short. {}",
+      "more requests are in flight than the {} recordings of routing. Requests that share a "
+      "recording activate the same experts, so steps come out too short. {}",
       recordings.count,
       recordings.synthetic ? "Raise /workload/gating/requests" : "Use a trace of more requests");
 }

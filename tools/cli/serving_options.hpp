@@ -17,19 +17,17 @@
 namespace moesim {
 
 inline void add_length_options(CLI::App& command, std::string& prompt, std::string& output) {
-  command.add_option("--isl", prompt, "tokens of a prompt; 4k: 4096")->capture_default_str();
-  command.add_option("--osl", output, "tokens of an output")->capture_default_str();
+  option(command, "--isl", prompt, "tokens of a prompt; 4k: 4096", default_shown);
+  option(command, "--osl", output, "tokens of an output", default_shown);
 }
 
 /// The options that say how the model is run.
 inline void add_engine_options(CLI::App& command, ServingQuestion& question) {
   std::vector<std::string> engines(engine_names().begin(), engine_names().end());
   engines.emplace_back("none");
-  command
-      .add_option("--engine", question.engine,
-                  "engine whose defaults and measured kernels are used, or none")
-      ->check(CLI::IsMember(engines))
-      ->capture_default_str();
+  option(command, "--engine", question.engine,
+         "engine whose defaults and measured kernels are used, or none", CLI::IsMember(engines),
+         default_shown);
   command.add_option("--precision", question.precision,
                      "of weights, e.g. fp8; nvfp4/fp8: of experts, then of all others (default: as "
                      "the model's files store them)");
@@ -55,16 +53,16 @@ struct ServingOptions {
     command.add_option("--cluster", cluster,
                        "instead of --gpu: a file, or a name of moesim list clusters");
     constexpr int most = 1024;
-    command.add_option("--tp", plan.tp, "tensor-parallel GPUs of a rank")->capture_default_str();
-    command.add_option("--dp", plan.dp, "data-parallel ranks")->capture_default_str();
-    command.add_option("--ep", plan.ep, "GPUs over which whole experts are dealt; 1: all are cut")
-        ->capture_default_str();
-    command.add_option("--pp", plan.pp, "pipeline stages")->capture_default_str();
+    option(command, "--tp", plan.tp, "tensor-parallel GPUs of a rank", default_shown);
+    option(command, "--dp", plan.dp, "data-parallel ranks", default_shown);
+    option(command, "--ep", plan.ep, "GPUs over which whole experts are dealt; 1: all are cut",
+           default_shown);
+    option(command, "--pp", plan.pp, "pipeline stages", default_shown);
     for (const char* size : {"--tp", "--dp", "--ep", "--pp"})
       command.get_option(size)->check(CLI::Range(1, most));
     add_length_options(command, prompt, output);
-    command.add_option("--concurrency", concurrency, "requests in flight")->check(at_least_one());
-    command.add_option("--rate", rate, "instead of --concurrency: Poisson arrivals, e.g. 5/s")
+    option(command, "--concurrency", concurrency, "requests in flight", at_least_one());
+    option(command, "--rate", rate, "instead of --concurrency: Poisson arrivals, e.g. 5/s")
         ->excludes("--concurrency");
     add_engine_options(command, question);
     const auto all = command.get_options([](CLI::Option*) { return true; });
@@ -102,10 +100,8 @@ struct ServingOptions {
          {std::pair{model.empty(), "--model"}, std::pair{no_gpus, "--gpu or --cluster"},
           std::pair{no_load, "--concurrency or --rate"}}) {
       if (missing)
-        throw ConfigError(
-            fmt::format("{} is missing; without CONFIG an experiment needs a model, "
-                        "GPUs and a load",
-                        names));
+        throw ConfigError(fmt::format(
+            "{} is missing; without CONFIG an experiment needs a model, GPUs and a load", names));
     }
   }
 };

@@ -62,8 +62,8 @@ Json cluster_of(const std::string& gpu, int gpus, std::string& remark) {
   }
   if (!like) {
     remark = fmt::format(
-        "no cluster of {} comes along: nodes of 8 with one 400 Gb/s NIC per GPU "
-        "are taken; --cluster FILE says otherwise",
+        "no cluster of {} comes along: nodes of 8 with one 400 Gb/s NIC per GPU are taken; "
+        "--cluster FILE says otherwise",
         name);
   }
   return resized(like ? *like : shipped_cluster(common_node), name, gpus);

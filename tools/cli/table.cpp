@@ -180,6 +180,10 @@ std::string fixed_text(std::optional<double> value, int digits) {
   return value ? fmt::format("{:.{}f}", *value, digits) : "-";
 }
 
+std::string percent(double share, int digits) {
+  return fmt::format("{:.{}f} %", 100 * share, digits);
+}
+
 std::string number_text(double value) {
   const double size = std::abs(value);
   const int digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : 3;

@@ -40,6 +40,8 @@ std::optional<std::size_t> output_columns();
 
 /// A number with about four digits and no exponent.
 std::string number_text(double value);
+/// A share in percent: "41.3 %".
+std::string percent(double share, int digits = 1);
 /// With that many digits after the point; "-" where there is none.
 std::string fixed_text(std::optional<double> value, int digits = 1);
 

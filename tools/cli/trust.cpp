@@ -42,10 +42,7 @@ constexpr const char* charged_share = "/breakdown/charged_share";
 constexpr const char* engine_name = "/engine/name";
 constexpr const char* kv_transfers = "/pools/kv_transfer/transfers";  // where pools are apart
 
-std::string percent(double error) {
-  return fmt::format(
-      "{} %", error < .1 ? fmt::format("{:.1f}", 100 * error) : fmt::format("{:.0f}", 100 * error));
-}
+std::string error_share(double error) { return percent(error, error < .1 ? 1 : 0); }
 
 std::string joined(const Json& names) {
   return fmt::format("{}", fmt::join(names.get<std::vector<std::string>>(), ", "));
@@ -59,10 +56,10 @@ std::string figure_text(const Json& row) {
                                                  : ", mostly too long,";
   const std::string worst =
       row.contains("p90_error")
-          ? fmt::format(" ({} in one of ten)", percent(row.at("p90_error").get<double>()))
+          ? fmt::format(" ({} in one of ten)", error_share(row.at("p90_error").get<double>()))
           : "";
   return fmt::format("{} was {} off{} in the median{}", row.at("quantity").get<std::string>(),
-                     percent(median), side, worst);
+                     error_share(median), side, worst);
 }
 
 // Null where the file is not shipped.
@@ -186,7 +183,7 @@ std::string line_of(std::span<const Json* const> reports, std::string_view engin
   add(carried, "carried over from another GPU");
   add(bare, "on data sheets and family defaults alone");
   add(charged, "on charges for gaps and the host");
-  return wrapped(text + error_text(engine, apart, subject), 100, 2) + "\n";
+  return indented(text + error_text(engine, apart, subject), 2);
 }
 
 }  // namespace
@@ -199,7 +196,7 @@ std::string anchor_line(const Anchor& anchor, double tpot_factor, double ttft_fa
                       tpot_factor, ttft_factor, 100 * anchor.tpot.leave_one_out);
   if (anchor.ttft.runs > 0)
     text += fmt::format(", of TTFT {:.1f} %", 100 * anchor.ttft.leave_one_out);
-  return wrapped(text) + "\n";
+  return paragraph(text);
 }
 
 std::vector<std::string> trust_pointers() {
@@ -244,10 +241,11 @@ std::string choices_text(const Json& scores) {
   }
   const Json& regret = scores.at("regret");
   text += fmt::format(
-      ". The layout chosen under a TPOT limit lost {} of the best tokens/s per GPU in the mean "
-      "({} by the rule of thumb)",
-      percent(regret.at("mean").get<double>()), percent(regret.at("rule_mean").get<double>()));
-  return wrapped(text, 100, 2) + "\n";
+      ". The layout chosen under a TPOT limit lost {} of the best tokens/s per GPU in the mean ({} "
+      "by the rule of thumb)",
+      error_share(regret.at("mean").get<double>()),
+      error_share(regret.at("rule_mean").get<double>()));
+  return indented(text, 2);
 }
 
 std::string engine_of(const Json& config) {

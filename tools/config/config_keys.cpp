@@ -68,10 +68,9 @@ std::string line(const std::string& name, const Key& key) {
   std::string meaning(key.meaning);
   if (!key.names.empty()) meaning += fmt::format("; NAME: {}", fmt::join(key.names, " | "));
   if (!key.registry.empty()) meaning += fmt::format("; POLICY: of {}", key.registry);
-  return wrapped(fmt::format("{:<30} {}; {}: {}", name, form_text(key.form),
-                             default_text(key.by_default), meaning),
-                 100, 33) +
-         '\n';
+  return indented(fmt::format("{:<30} {}; {}: {}", name, form_text(key.form),
+                              default_text(key.by_default), meaning),
+                  33);
 }
 
 // Lines of keys and of the keys below them, of each table once.
@@ -93,7 +92,7 @@ std::string tree(std::span<const Key> keys, std::size_t depth, std::vector<KeyTa
 
 std::string policy_text(const PolicyRow& row) {
   std::vector<KeyTable> shown;
-  return wrapped(fmt::format("  {:<28} {}", row.name, row.summary), 100, 33) + '\n' +
+  return indented(fmt::format("  {:<28} {}", row.name, row.summary), 33) +
          tree(row.keys(), 2, shown);
 }
 
@@ -143,7 +142,7 @@ class Search {
     std::string lines;
     for (const PolicyRow& row : rows) {
       if (has(row.name) || has(row.summary))
-        lines += wrapped(fmt::format("{:<30} {}", row.name, row.summary), 100, 33) + '\n';
+        lines += indented(fmt::format("{:<30} {}", row.name, row.summary), 33);
     }
     add("policies of " + registry, lines);
     for (const PolicyRow& row : rows)

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "hardware/parse_json.hpp"
-#include "sim/experiment/experiment.hpp"
 #include "sim/experiment/shared_cluster.hpp"
 #include "tools/config/config_keys.hpp"
 #include "tools/sweep/sweep.hpp"
@@ -69,9 +68,8 @@ class Schema {
       if (key.name != "*") schema["properties"][key.name] = property(key);
       for (const std::string_view name : key.names) schema["properties"][name] = property(key);
       if (!key.registry.empty()) {
-        for (const PolicyRow& row : policies_.at(key.registry)) {
+        for (const PolicyRow& row : policies_.at(key.registry))
           schema["properties"][row.name] = property(key);
-        }
       }
       if (is_required(key) && !partial) schema["required"].push_back(key.name);
     }
@@ -80,12 +78,10 @@ class Schema {
   OrderedJson property(const Key& key) const {
     OrderedJson schema = of(key.form);
     schema["description"] = key.meaning;
-    if (key.by_default.kind == KeyDefault::Kind::words) {
+    if (key.by_default.kind == KeyDefault::Kind::words)
       schema["description"] = fmt::format("{} (left out: {})", key.meaning, key.by_default.text);
-    }
-    if (key.by_default.kind == KeyDefault::Kind::literal) {
+    if (key.by_default.kind == KeyDefault::Kind::literal)
       schema["default"] = OrderedJson(json_or_text(key.by_default.text));
-    }
     return schema;
   }
 
@@ -148,9 +144,8 @@ class Schema {
   /// A format of another program, known by one of its keys.
   static OrderedJson marked(std::span<const std::string_view> names) {
     OrderedJson either = OrderedJson::array();
-    for (const std::string_view name : names) {
+    for (const std::string_view name : names)
       either.push_back({{"required", OrderedJson::array({name})}});
-    }
     return {{"type", "object"}, {"anyOf", either}};
   }
 

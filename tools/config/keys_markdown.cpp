@@ -209,10 +209,9 @@ std::vector<ReportKey> statistics_folded(const std::vector<ReportKey>& keys) {
 
 std::string report_section(const std::vector<ReportKey>& keys) {
   std::string text = "|key|unit|better|meaning|\n|---|---|---|---|\n";
-  for (const ReportKey& key : statistics_folded(folded(keys))) {
+  for (const ReportKey& key : statistics_folded(folded(keys)))
     text += fmt::format("|`{}`|{}|{}|{}|\n", key.pointer, cell(key.unit), better_text(key.better),
                         cell(key.meaning));
-  }
   return text;
 }
 

@@ -21,7 +21,7 @@ std::string text_of(const std::vector<ReportKey>& keys) {
 
 std::string report_line(const ReportKey& key) {
   const std::string unit = key.unit.empty() ? "" : fmt::format("{}: ", key.unit);
-  return wrapped(fmt::format("{:<52} {}{}", key.pointer, unit, key.meaning), 100, 53) + '\n';
+  return indented(fmt::format("{:<52} {}{}", key.pointer, unit, key.meaning), 53);
 }
 
 std::string report_keys_text() {

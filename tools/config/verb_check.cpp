@@ -80,10 +80,9 @@ std::string roles_text(const Experiment& e) {
 // "16 GPUs of 16 x H200", and those of experts where they have a cluster of their own.
 std::string gpus_text(const ServedModel& pool) {
   std::string text = fmt::format("{} GPUs of {}", gpus_in_cluster(pool), pool.cluster.name);
-  if (pool.ffn_cluster) {
+  if (pool.ffn_cluster)
     text += fmt::format(" and, for experts, {} of {}", gpus_of(pool) - gpus_in_cluster(pool),
                         pool.ffn_cluster->name);
-  }
   return text;
 }
 

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/verbs.hpp"
 
@@ -48,11 +49,10 @@ std::string fish(const CLI::App& program) {
     lines += fmt::format("complete -c {} -n __fish_use_subcommand -a {} -d {}\n", name,
                          command->get_name(), quoted(command->get_description()));
     for (const CLI::Option* option : command->get_options()) {
-      for (const std::string& of_option : option->get_lnames()) {
+      for (const std::string& of_option : option->get_lnames())
         lines +=
             fmt::format("complete -c {} -n '__fish_seen_subcommand_from {}' -l {} -d {}\n", name,
                         command->get_name(), of_option, quoted(option->get_description()));
-      }
     }
   }
   return lines;
@@ -62,9 +62,8 @@ std::string fish(const CLI::App& program) {
 
 Action setup_completion(CLI::App& command) {
   const auto shell = std::make_shared<std::string>();
-  command.add_option("SHELL", *shell, "bash, zsh or fish")
-      ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  option(command, "SHELL", *shell, "bash, zsh or fish", mandatory,
+         CLI::IsMember({"bash", "zsh", "fish"}));
   command.footer(
       "bash, zsh: source <(moesim completion bash)\n"
       "fish: moesim completion fish > ~/.config/fish/completions/moesim.fish");

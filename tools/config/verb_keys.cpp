@@ -14,11 +14,10 @@ Action setup_keys(CLI::App& command) {
     bool all = false, schema = false, markdown = false;
   };
   const auto options = std::make_shared<KeysOptions>();
-  command.add_option(
-      "WORD", options->wanted,
-      "a key of an experiment, a pointer as /workload/arrivals/rate, an extension point, a "
-      "policy, sweep, or report (what comes out). Any other word is searched in "
-      "names and texts (default: the basic keys)");
+  command.add_option("WORD", options->wanted,
+                     "a key of an experiment, a pointer as /workload/arrivals/rate, an extension "
+                     "point, a policy, sweep, or report (what comes out). Any other word is "
+                     "searched in names and texts (default: the basic keys)");
   command.add_flag("--all", options->all, "every key of experiments, policies and sweeps");
   command.add_flag("--schema", options->schema,
                    "a JSON Schema of experiments instead, for editors; of sweeps if WORD is sweep");

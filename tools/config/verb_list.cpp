@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
 #include <functional>
 
 #include <fmt/format.h>
@@ -150,7 +149,7 @@ Action setup_list(CLI::App& command) {
       if (!wanted.empty() && kind.name != wanted) continue;
       text += fmt::format("{}\n", kind.name);
       for (const auto& [name, summary] : kind.rows()) {
-        text += wrapped(fmt::format("  {:<20} {}", name, summary), 100, 23) + "\n";
+        text += indented(fmt::format("  {:<20} {}", name, summary), 23);
         rows.push_back({{"kind", kind.name}, {"name", name}, {"summary", summary}});
       }
     }

@@ -24,10 +24,9 @@ std::string AnswerTable::text() const {
   std::string names;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const std::string number = std::to_string(i + 1);
-    names += wrapped(fmt::format("{}: {}{}{}", number, shapes[i], remarks[i].empty() ? "" : "; ",
-                                 remarks[i]),
-                     usual_columns, indent) +
-             "\n";
+    names += indented(
+        fmt::format("{}: {}{}{}", number, shapes[i], remarks[i].empty() ? "" : "; ", remarks[i]),
+        indent);
     std::vector<std::string> cells{number};
     cells.insert(cells.end(), rows[i].begin(), rows[i].end());
     table.add(std::move(cells));

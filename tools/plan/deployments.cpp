@@ -10,11 +10,8 @@
 
 #include <fmt/format.h>
 
-#include "hardware/shipped.hpp"
 #include "models/context_parallel.hpp"
-#include "sim/engines/serving_engine.hpp"
 #include "sim/experiment/pools.hpp"
-#include "traces/gating/presets.hpp"
 
 namespace moesim {
 
@@ -452,9 +449,8 @@ Json with_choices(Json experiment, const PlannedDeployment& planned) {
     if (planned.replication != 1) (*group)["placement"]["replication"] = planned.replication;
   }
   experiment["token_routing"]["decode"] = planned.metro ? "metro" : "even";
-  if (planned.metro) {
+  if (planned.metro)
     (*group)["dispatch"]["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
-  }
   if (planned.drafts == 0) {
     experiment.erase("speculative");
   } else {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/plan/lost_gpu.hpp"
 
-#include <algorithm>
 #include <charconv>
 
 #include <fmt/format.h>
@@ -23,10 +22,8 @@ int lost_gpu_of(const std::string& option) {
     if (error != std::errc{} || rest != end) gpu = -1;
   }
   if (gpu < 0)
-    throw ConfigError(
-        fmt::format("--fail {}: expected gpu=N, a GPU of the first group that "
-                    "decodes, e.g. gpu=1",
-                    option));
+    throw ConfigError(fmt::format(
+        "--fail {}: expected gpu=N, a GPU of the first group that decodes, e.g. gpu=1", option));
   return gpu;
 }
 

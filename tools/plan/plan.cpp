@@ -2,7 +2,6 @@
 #include "tools/plan/plan.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -49,7 +48,6 @@ constexpr double near_best = .75;
 // Groups that do both are looked at in plain shapes alone if none sustains so much of what pools
 // do. What sustains less than so much of the best is not asked to sustain it under every draw.
 constexpr double worth_a_search = .5;
-constexpr const char* arrivals_rate = "/workload/arrivals/rate";
 
 double seconds_of(const Json& config, const char* key, double otherwise) {
   const Json* value = find_value(config, key);
@@ -76,18 +74,18 @@ double longest_stay(const Json& base) {
          output * seconds_of(base, "/slo/tpot", usual_tpot);
 }
 
-std::string goodput_text(const SloRun& run) {
-  return fmt::format("{} requests/s: {}", number_text(run.per_second()), choices_of(run).shape());
-}
-
-class Search {
+class Search : Stages {
  public:
-  Search(const PlanSearch& search, TraceLibrary& traces, Remarks& remarks, const PlanHooks& hooks)
-      : search_(search), traces_(traces), remarks_(remarks), hooks_(hooks) {
-    plan_.before = runs_in(search.store);
-  }
+  Search(const PlanSearch& search, Plan& plan, TraceLibrary& traces, Remarks& remarks,
+         const PlanHooks& hooks)
+      : Stages(search, plan, traces, remarks, hooks,
+               {"/parallel", "/instances", "/pools", "/dispatch", "/placement/replication",
+                "/token_routing/decode", "/scheduling/max_num_batched_tokens",
+                "/scheduling/max_num_seqs", "/fidelity", "/seed", "/workload/gating",
+                "/workload/requests", "/measurement/warmup", rate_pointer}),
+        plan_(plan) {}
 
-  Plan run() {
+  void look() {
     look_at_shapes();
     refine("copies and routing", [&](const PlannedDeployment& d, const SloRun&) {
       return with_copies(d, search_.model);
@@ -105,33 +103,29 @@ class Search {
     refine("limits on sequences", [&](const PlannedDeployment& d, const SloRun& run) {
       return with_sequences(d, std::min(room(run), in_flight(run)));
     });
-    confirm();
+    confirm_leaders();
     try_uniform_routing();
-    if (!leaders_.empty()) nearest_.clear();
-    plan_.best = std::move(leaders_);
-    plan_.nearest = std::move(nearest_);
-    return plan_;
+    finish();
   }
 
  private:
   // Runs of that many stays of a request over some deployments.
   SloSearch search_over(std::vector<Json> places, double stays) const {
     const double seconds = stays * longest_stay(search_.base);
-    SloSearch slo = stage_search(search_, document(), std::move(places), ladder_);
+    SloSearch slo = stage(std::move(places));
     slo.by_load = true;
     slo.mixed_steps = true;
     slo.start = -1;
     slo.set_load = [seconds](Json& place, const std::string& rate, double per_second) {
       constexpr double fewest = 200, most = 50'000;
-      place[Json::json_pointer(arrivals_rate)] = rate;
+      place[Json::json_pointer(rate_pointer)] = rate;
       place["workload"]["requests"] =
           static_cast<std::int64_t>(std::clamp(per_second * seconds, fewest, most));
     };
     return slo;
   }
 
-  // Names of all stages, in order.
-  std::vector<std::string_view> stages() const {
+  std::vector<std::string_view> stages() const override {
     std::vector<std::string_view> names{"shapes",
                                         "prefill and decode apart",
                                         "steps of prefill and decode together",
@@ -152,33 +146,20 @@ class Search {
            search_.base.at("workload").at("gating").at("type") == "topical";
   }
 
-  SloHooks begin(std::string_view stage) const {
-    return begin_stage(hooks_, stages(), stage,
-                       leaders_.empty() ? "" : goodput_text(leaders_.front()), plan_.runs);
-  }
-
-  void count(const SloResult& result) {
-    plan_.runs += result.search.runs;
-    plan_.stopped |= result.search.stopped;
-    keep_nearest(nearest_, result);
-  }
-
   // Adds the best runs, each shape once, and of each kind at least one.
   void join(std::vector<SloRun> found) {
-    join_best(leaders_, std::move(found));
+    add(std::move(found));
     if (leaders_.size() <= kept) return;
     constexpr auto last = static_cast<std::ptrdiff_t>(kept) - 1;
-    const auto other = std::ranges::find_if(leaders_, [&](const SloRun& run) {
-      return choices_of(run).apart() != choices_of(leaders_.front()).apart();
-    });
-    if (other != leaders_.end() && other - leaders_.begin() > last)
-      std::rotate(leaders_.begin() + last, other, other + 1);
+    const auto other = best_of_kind(leaders_, !choices_of(leaders_.front()).apart());
+    if (const auto place = other - leaders_.cbegin(); other != leaders_.end() && place > last)
+      std::rotate(leaders_.begin() + last, leaders_.begin() + place, leaders_.begin() + place + 1);
     std::move(leaders_.begin() + last + 1, leaders_.end(), std::back_inserter(reserve_));
     leaders_.resize(kept);
   }
 
   static Json without_load(Json config) {
-    config[Json::json_pointer(arrivals_rate)] = "1 /s";
+    config[Json::json_pointer(rate_pointer)] = "1 /s";
     config["workload"]["requests"] = 1;
     config.erase("fidelity");
     return config;
@@ -213,10 +194,9 @@ class Search {
     plan_.fit = bounded.size() + apart.size();
     note_least(together, bounds);
     if (!apart.empty()) {
-      SloResult result = search_slo(search_over(places_of(search_.base, apart), short_stays),
-                                    traces_, remarks_, begin("prefill and decode apart"));
+      SloResult result =
+          run(search_over(places_of(search_.base, apart), short_stays), "prefill and decode apart");
       plan_.fit -= result.cannot_run;
-      count(result);
       join(std::move(result.found));
     }
     if (plan_.stopped) return;
@@ -260,8 +240,7 @@ class Search {
 
   // Returns true if anything is found.
   bool look_at(const SloSearch& slo) {
-    SloResult result = search_slo(slo, traces_, remarks_, begin("prefill and decode together"));
-    count(result);
+    SloResult result = run(slo, "prefill and decode together");
     const bool found = !result.found.empty();
     join(std::move(result.found));
     return found;
@@ -307,9 +286,7 @@ class Search {
   // Bounds the places of a search, and runs none.
   std::vector<std::optional<TuneBound>> bounds_of(SloSearch slo, const SloHooks& hooks) {
     slo.to_beat = std::numeric_limits<double>::infinity();
-    const SloResult result = search_slo(slo, traces_, remarks_, hooks);
-    plan_.stopped |= result.search.stopped;
-    return result.bounds;
+    return run(slo, hooks).bounds;
   }
 
   // Looks for what serves more among what differs from a leader in one setting. Leaders are the
@@ -333,9 +310,7 @@ class Search {
       slo.worth = slo.to_beat / bound_margin;
       slo.runners_up = 0;
       slo.near_misses = false;
-      SloResult result = search_slo(slo, traces_, remarks_, hooks);
-      count(result);
-      std::ranges::move(result.found, std::back_inserter(found));
+      std::ranges::move(run(slo, hooks).found, std::back_inserter(found));
     }
     join(std::move(found));
   }
@@ -404,33 +379,28 @@ class Search {
   }
 
   // Long runs of deployments, each under several seeds.
-  SloSearch long_runs(std::vector<Json> places, std::size_t seeds) const {
-    std::vector<Json> drawn;
-    const auto first = search_.base.at("seed").get<std::uint64_t>();
-    for (const Json& place : places) {
-      for (std::size_t draw = 0; draw < seeds; ++draw)
-        drawn.emplace_back(place)["seed"] = first + draw;
-    }
-    SloSearch slo = search_over(std::move(drawn), long_stays);
+  SloSearch long_runs(const std::vector<Json>& places, std::size_t seeds) const {
+    SloSearch slo = search_over(drawn(places, seeds), long_stays);
     slo.proof = Proof::lasting;
     slo.draws = seeds;
     const double output = tokens_in(search_.base).output;
     const double most = std::max(most_requests, most_tokens / output);
-    slo.set_load = [this, seeds, most, last = first + draws - 1](
-                       Json& place, const std::string& rate, double per_second) {
+    const auto last = search_.base.at("seed").get<std::uint64_t>() + draws - 1;
+    slo.set_load = [this, seeds, most, last](Json& place, const std::string& rate,
+                                             double per_second) {
       double requests = long_run(per_second);
       if (seeds == draws && place.at("seed") == last)
         requests = std::min(last_draw_times * requests, most);
-      place[Json::json_pointer(arrivals_rate)] = rate;
+      place[Json::json_pointer(rate_pointer)] = rate;
       place["workload"]["requests"] = static_cast<std::int64_t>(requests);
       place["measurement"]["warmup"] = warm_up;
     };
     return slo;
   }
 
-  void confirm() {
-    if (leaders_.empty() || plan_.stopped) return;
-    nearest_.clear();
+  void confirm_leaders() {
+    if (is_over()) return;
+    plan_.nearest.clear();
     std::vector<SloRun> lasting = long_runs_of(leaders_);
     if (plan_.stopped) return;
     // Short runs are forgotten: a long one says more.
@@ -461,18 +431,16 @@ class Search {
   // Returns what deployments sustain in long runs, those that sustain anything.
   std::vector<SloRun> long_runs_of(const std::vector<SloRun>& short_runs) {
     if (short_runs.empty() || plan_.stopped) return {};
-    std::vector<Json> places;
-    std::vector<double> loads;
+    LongRuns asked;
     for (const SloRun& leader : short_runs) {
-      const Json deployment = without_load(leader.config);
-      Json& place = places.emplace_back(exact_is_quick(leader) ? deployment : sampled(deployment));
+      Json place = without_load(leader.config);
+      if (!exact_is_quick(leader)) place = sampled(std::move(place));
       vary_routing(place, leader);
       // What a short run bears is a little more than what lasts, unless pools bound it closely.
-      loads.push_back((choices_of(leader).apart() ? 1 : .97) * leader.per_second());
+      asked.add(std::move(place), (choices_of(leader).apart() ? 1 : .97) * leader.per_second());
     }
-    const SloSearch slo = long_runs(std::move(places), 1);
-    SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("long runs"));
-    count(result);
+    SloResult result = confirm(long_runs(asked.places, 1), asked.loads, "long runs");
+    keep_nearest(result);
     return std::move(result.found);
   }
 
@@ -480,24 +448,18 @@ class Search {
   // than under one, so that they need not be asked unless that is more.
   void confirm_best() {
     while (!plan_.stopped) {
-      std::vector<Json> places;
-      std::vector<double> loads;
+      LongRuns asked;
       for (const bool apart : {false, true}) {
-        const auto best = std::ranges::find_if(
-            leaders_, [&](const SloRun& run) { return choices_of(run).apart() == apart; });
+        const auto best = best_of_kind(leaders_, apart);
         if (best == leaders_.end() || best->draws == draws) continue;
         if (best->per_second() < worth_a_search * leaders_.front().per_second()) continue;
-        places.push_back(best->config);
-        loads.push_back(best->per_second());
+        asked.add(best->config, best->per_second());
       }
-      if (places.empty()) return;
-      const SloSearch slo = long_runs(places, draws);
-      SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("other seeds"));
-      plan_.runs += result.search.runs;
-      plan_.stopped |= result.search.stopped;
+      if (asked.places.empty()) return;
+      SloResult result = confirm(long_runs(asked.places, draws), asked.loads, "other seeds");
       if (plan_.stopped) return;
       std::erase_if(leaders_, [&](const SloRun& run) {
-        return std::ranges::find(places, run.config) != places.end();
+        return std::ranges::find(asked.places, run.config) != asked.places.end();
       });
       join(std::move(result.found));
     }
@@ -506,57 +468,35 @@ class Search {
   // How much of the best answer of each kind hangs on which experts synthetic tokens pick.
   void try_uniform_routing() {
     plan_.uniform.resize(leaders_.size());
-    if (leaders_.empty() || plan_.stopped || !tries_uniform()) return;
-    std::vector<Json> places;
-    std::vector<double> loads;
-    std::vector<std::size_t> asked;
+    if (is_over() || !tries_uniform()) return;
+    LongRuns asked;
+    std::vector<std::size_t> whose;
     for (const bool apart : {false, true}) {
-      const auto best = std::ranges::find_if(
-          leaders_, [&](const SloRun& run) { return choices_of(run).apart() == apart; });
+      const auto best = best_of_kind(leaders_, apart);
       if (best == leaders_.end() || best->draws != draws) continue;
-      const auto i = static_cast<std::size_t>(best - leaders_.begin());
-      Json& gating = places.emplace_back(leaders_[i].config)["workload"]["gating"];
+      asked.add(best->config, best->per_second());
+      Json& gating = asked.places.back()["workload"]["gating"];
       gating.erase("preset");
       gating["type"] = "uniform";
-      loads.push_back(leaders_[i].per_second());
-      asked.push_back(i);
+      whose.push_back(static_cast<std::size_t>(best - leaders_.cbegin()));
     }
-    SloSearch slo = long_runs(std::move(places), 1);
+    SloSearch slo = long_runs(asked.places, 1);
     slo.tells_heavier = false;
-    const SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("uniform routing"));
-    plan_.runs += result.search.runs;
-    plan_.stopped |= result.search.stopped;
-    for (const SloRun& run : result.found) plan_.uniform[asked[run.place]] = run.per_second();
+    for (const SloRun& run : confirm(slo, asked.loads, "uniform routing").found)
+      plan_.uniform[whose[run.place]] = run.per_second();
   }
 
-  // Text of the store about itself: the question, and what its points differ in.
-  Json document() const {
-    Json axes;
-    for (const char* pointer :
-         {"/parallel", "/instances", "/pools", "/dispatch", "/placement/replication",
-          "/token_routing/decode", "/scheduling/max_num_batched_tokens", "/scheduling/max_num_seqs",
-          "/fidelity", "/seed", "/workload/gating", "/workload/requests", "/measurement/warmup",
-          arrivals_rate}) {
-      axes[pointer] = Json::array();
-    }
-    return {{"base", search_.base}, {"axes", axes}};
-  }
-
-  const PlanSearch& search_;
-  TraceLibrary& traces_;
-  Remarks& remarks_;
-  const PlanHooks& hooks_;
-  std::optional<RateLadder> ladder_;
-  std::vector<SloRun> leaders_, nearest_;
   std::vector<SloRun> reserve_;  // short runs of what leaders left no room for
-  Plan plan_;
+  Plan& plan_;
 };
 
 }  // namespace
 
 Plan make_plan(const PlanSearch& search, TraceLibrary& traces, Remarks& remarks,
                const PlanHooks& hooks) {
-  return Search(search, traces, remarks, hooks).run();
+  Plan plan;
+  Search(search, plan, traces, remarks, hooks).look();
+  return plan;
 }
 
 std::string limit_text(const SloRun& run) {

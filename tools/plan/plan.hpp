@@ -23,13 +23,21 @@ struct PlanSearch {
   Layouts layouts = Layouts::usual;
 };
 
-/// Result of a search.
-struct Plan {
-  /// Runs of the best, one of each shape, most requests/s first, at most five; of each kind,
-  /// together and apart, the best is among them. It sustains its load under every draw, unless that
-  /// is less than half of what the best of all sustains. The others ran under one.
-  std::vector<SloRun> best;
-  std::vector<SloRun> nearest;  ///< where none meets the SLO: the run that missed by least
+/// Result of a search, for requests or for sessions.
+struct PlanFound {
+  std::vector<SloRun> best;     ///< runs, one of each shape, most load first
+  std::vector<SloRun> nearest;  ///< where none meets the limits: the run that missed by least
+  std::size_t shapes = 0;       ///< looked at ...
+  std::size_t fit = 0;          ///< ... of which so many fit in memory
+  std::size_t runs = 0;
+  std::size_t before = 0;  ///< of these runs, those that the store held
+  bool stopped = false;
+};
+
+/// Result of a search for requests. Of the best there are at most five; of each kind, together and
+/// apart, the best is among them. It sustains its load under every draw, unless that is less than
+/// half of what the best of all sustains. The others ran under one.
+struct Plan : PlanFound {
   /// Requests/s that each of the best sustains where every expert is as likely as any other.
   /// Nothing where that was not tried (not the best of its kind, recorded routing, no experts), or
   /// where it sustains nothing near its load.
@@ -40,11 +48,6 @@ struct Plan {
     std::string shape;
   };
   std::optional<Least> least_ttft{}, least_tpot{};
-  std::size_t shapes = 0;  ///< looked at ...
-  std::size_t fit = 0;     ///< ... of which so many fit in memory
-  std::size_t runs = 0;
-  std::size_t before = 0;  ///< of these runs, those that the store held
-  bool stopped = false;
 };
 
 /// Hooks that the search calls while it works: one stage after the other.

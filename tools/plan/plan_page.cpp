@@ -71,13 +71,12 @@ OrderedJson answer_of(const PlanPage& page, const std::vector<std::string>& ids)
   OrderedJson answer{{"question", page.question},     {"result", page.result},
                      {"notes", page.notes},           {"engine", page.engine},
                      {"attainment", page.attainment}, {"head", page.table.head}};
-  for (std::size_t i = 0; i < page.table.rows.size(); ++i) {
+  for (std::size_t i = 0; i < page.table.rows.size(); ++i)
     answer["rows"].push_back({{"id", ids[i]},
                               {"name", page.table.shapes[i]},
                               {"remark", page.table.remarks[i]},
                               {"cells", page.table.rows[i]},
                               {"launch", page.launch[i]}});
-  }
   return answer;
 }
 

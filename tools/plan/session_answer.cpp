@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/plan/session_answer.hpp"
 
-#include <algorithm>
-
 #include <fmt/format.h>
 
 #include "tools/cli/output.hpp"
@@ -20,20 +18,14 @@ constexpr const char* output_pointer = "/metrics/output_throughput";
 constexpr const char* hits_pointer = "/turns/all/prefix/hit_rate";
 constexpr const char* ideal_pointer = "/turns/all/prefix/ideal_hit_rate";
 
-std::optional<double> value_of(const SloRun& run, const char* pointer) {
-  const Json* value = find_value(run.report, pointer);
-  return value != nullptr && value->is_number() ? std::optional(value->get<double>())
-                                                : std::nullopt;
-}
-
 std::string text_of(const SloRun& run, const char* pointer, double scale = 1) {
-  const auto value = value_of(run, pointer);
+  const auto value = found_number(run.report, pointer);
   return value ? number_text(*value * scale) : "-";
 }
 
 std::string share_of(const SloRun& run, const char* pointer) {
-  const auto value = value_of(run, pointer);
-  return value ? fmt::format("{:.1f} %", 100 * *value) : "-";
+  const auto value = found_number(run.report, pointer);
+  return value ? percent(*value) : "-";
 }
 
 std::string router_of(const SloRun& run) {
@@ -53,18 +45,17 @@ OrderedJson json_of(const SloRun& run, int gpus) {
   for (const char* part : {"sessions", "turns"}) {
     if (run.report.contains(part)) json["report"][part] = run.report.at(part);
   }
-  if (run.heavier) {
+  if (run.heavier)
     json["heavier"] = {{"more", run.heavier->more},
                        {"slo_attainment", run.heavier->attainment},
                        {"binds", run.heavier->binds}};
-  }
   return json;
 }
 
 }  // namespace
 
 std::string tier_text(const SessionPlanned& plan, const std::string& host_memory) {
-  if (!plan.no_tier.empty()) return wrapped("No tier of host memory: " + plan.no_tier) + "\n";
+  if (!plan.no_tier.empty()) return paragraph("No tier of host memory: " + plan.no_tier);
   if (plan.tiers.empty() || !plan.single_seed) return "";
   const double without = plan.single_seed->per_second();
   std::string text;
@@ -76,7 +67,7 @@ std::string tier_text(const SessionPlanned& plan, const std::string& host_memory
                         100 * std::abs(with / without - 1), with < without ? "fewer" : "more",
                         tier.write, with, without);
   }
-  return wrapped(text + ". One seed.") + "\n";
+  return paragraph(text + ". One seed.");
 }
 
 AnswerTable session_table(const SessionPlanned& plan, int gpus) {
@@ -87,11 +78,10 @@ AnswerTable session_table(const SessionPlanned& plan, int gpus) {
   for (const SloRun& run : plan.best.empty() ? plan.nearest : plan.best) {
     const PlannedDeployment chosen = choices_of(run);
     std::string remark;
-    if (run.heavier) {
+    if (run.heavier)
       remark =
           fmt::format("{:.0f} % more sessions: {} binds, met by {:.0f} %", 100 * run.heavier->more,
                       run.heavier->binds, 100 * run.heavier->attainment);
-    }
     const std::string busy = busy_text(run);
     if (!busy.empty()) remark += (remark.empty() ? "" : "; ") + busy;
     // Where the time of a session has no limit, runs are too short to say it.
@@ -100,7 +90,7 @@ AnswerTable session_table(const SessionPlanned& plan, int gpus) {
                     plan.drafts ? ", " + chosen.drafts_text() : ""),
         remark,
         {number_text(run.per_second()), number_text(run.per_second() / gpus),
-         fmt::format("{:.0f} %", 100 * run.trial.attainment), share_of(run, hits_pointer),
+         percent(run.trial.attainment, 0), share_of(run, hits_pointer),
          share_of(run, ideal_pointer), text_of(run, output_pointer, 1. / gpus),
          text_of(run, first_ttft_pointer), text_of(run, later_ttft_pointer),
          text_of(run, tpot_pointer), plan.times_sessions ? text_of(run, completion_pointer) : "-",
@@ -113,12 +103,12 @@ std::string session_notes(const SessionPlanned& plan, const std::string& host_me
   const std::string too_long = plan.too_long.empty() ? "" : plan.too_long + "\n";
   if (plan.best.empty()) return too_long;
   return too_long +
-         wrapped(
-             "Ranked by sessions alive at a time within the limits. The first ran under "
-             "three seeds, the others under one. met: turns within TTFT and TPOT. "
-             "hits: prompt tokens found in the KV cache; ideal: by an endless one. "
-             "out/s/GPU: output tokens/s of a GPU. Times are p90s.") +
-         "\n" + tier_text(plan, host_memory);
+         paragraph(
+             "Ranked by sessions alive at a time within the limits. The first ran under three "
+             "seeds, the others under one. met: turns within TTFT and TPOT. hits: prompt tokens "
+             "found in the KV cache; ideal: by an endless one. out/s/GPU: output tokens/s of a "
+             "GPU. Times are p90s.") +
+         tier_text(plan, host_memory);
 }
 
 OrderedJson session_json(const SessionPlanned& plan, int gpus) {

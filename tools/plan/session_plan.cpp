@@ -2,17 +2,13 @@
 #include "tools/plan/session_plan.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <filesystem>
 #include <functional>
 #include <limits>
-#include <mutex>
 #include <utility>
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
 
 #include "sim/serving/typical_step.hpp"
 #include "tools/cli/output.hpp"
@@ -149,7 +145,7 @@ std::string too_long_text(const TurnMeans& means, const Deployment& e) {
         "output.",
         text.empty() ? "" : " ", means.served + means.rejected, means.rejected, e.max_model_len);
   if (text.empty()) return "";
-  return wrapped(text + " The key \"max_model_len\" allows more.") + "\n";
+  return paragraph(text + " The key \"max_model_len\" allows more.");
 }
 
 // A rank with b turns in decode passes one turn in n f + (o - 1) d(b) / b seconds, f those of its
@@ -228,28 +224,32 @@ Json sessions_of_option(const std::string& named) {
 
 namespace {
 
-class SessionSearch {
+class SessionSearch : Stages {
  public:
-  SessionSearch(const SessionPlanSearch& search, TraceLibrary& traces, Remarks& remarks,
-                const PlanHooks& hooks)
-      : search_(search), plan_(search.plan), traces_(traces), remarks_(remarks), hooks_(hooks) {
-    planned_.before = runs_in(plan_.store);
-    planned_.drafts = choices_in(plan_.base).drafts > 0;
+  // Points differ in more than these, which only makes longer reports.
+  SessionSearch(const SessionPlanSearch& asked, SessionPlanned& planned, TraceLibrary& traces,
+                Remarks& remarks, const PlanHooks& hooks)
+      : Stages(asked.plan, planned, traces, remarks, hooks,
+               {"/parallel", "/instances", "/pools", "/dispatch", "/placement/replication",
+                "/token_routing/decode", "/scheduling/max_num_batched_tokens", "/request_routing",
+                "/kv_cache/tiers", "/seed", "/workload/requests", lanes_pointer}),
+        asked_(asked),
+        planned_(planned) {
+    planned_.drafts = choices_in(search_.base).drafts > 0;
+    sessions_ = true;
   }
 
-  SessionPlanned run() {
+  void look() {
     look_at_shapes();
     vary("chunks", with_chunks);
     vary("drafts", with_drafts);
     vary("copies of experts",
-         [&](const PlannedDeployment& planned) { return with_copies(planned, plan_.model); });
+         [&](const PlannedDeployment& planned) { return with_copies(planned, search_.model); });
     refine("routers of requests", with_other_routers);
-    confirm();
+    confirm_leaders();
     ask_for_tiers();
-    if (!leaders_.empty()) planned_.nearest.clear();
-    planned_.best = std::move(leaders_);
-    planned_.times_sessions = search_.limits.completion.has_value();
-    return std::move(planned_);
+    finish();
+    planned_.times_sessions = asked_.limits.completion.has_value();
   }
 
  private:
@@ -272,36 +272,28 @@ class SessionSearch {
 
   Experiment load(const Json& config) {
     return remarks_.say_of(
-        load_experiment(ConfigNode(config, plan_.folder / experiment_file), traces_));
+        load_experiment(ConfigNode(config, search_.folder / experiment_file), traces_));
   }
 
-  // Names of all stages, in order.
-  std::vector<std::string_view> stages() const {
+  std::vector<std::string_view> stages() const override {
     std::vector<std::string_view> names{"shapes", "deployments", "chunks"};
     if (planned_.drafts) names.emplace_back("drafts");
     names.insert(names.end(),
                  {"copies of experts", "routers of requests", "long runs", "other seeds"});
-    if (!search_.host_memory.empty()) names.emplace_back("a tier of host memory");
+    if (!asked_.host_memory.empty()) names.emplace_back("a tier of host memory");
     return names;
-  }
-
-  SloHooks begin(std::string_view stage) const {
-    std::string best;
-    if (!leaders_.empty())
-      best = fmt::format("{}: {}", leaders_.front().rate, choices_of(leaders_.front()).shape());
-    return begin_stage(hooks_, stages(), stage, best, planned_.runs);
   }
 
   // Turns of a lane in a long run.
   double long_turns() const {
-    const double sessions = search_.limits.completion ? sessions_for_completion : 1;
+    const double sessions = asked_.limits.completion ? sessions_for_completion : 1;
     return std::max(2 * short_turns, sessions * planned_.means.turns);
   }
 
   SloSearch search_over(std::vector<Json> places, double turns) const {
-    SloSearch slo = stage_search(plan_, document(), std::move(places), coarse_);
+    SloSearch slo = stage(std::move(places));
     slo.sessions = true;
-    slo.session_limits = search_.limits;
+    slo.session_limits = asked_.limits;
     slo.set_load = [turns](Json& place, const std::string&, double lanes) {
       place[Json::json_pointer(lanes_pointer)] = static_cast<std::int64_t>(lanes);
       place["workload"]["requests"] =
@@ -311,38 +303,19 @@ class SessionSearch {
   }
 
   // A time that few runs tell is no matter of short ones.
-  double first_turns() const { return search_.limits.completion ? long_turns() : short_turns; }
-
-  void count(const SloResult& result) {
-    planned_.runs += result.search.runs;
-    planned_.stopped |= result.search.stopped;
-    keep_nearest(planned_.nearest, result);
-  }
+  double first_turns() const { return asked_.limits.completion ? long_turns() : short_turns; }
 
   // Adds the best runs, each shape once.
   void join(std::vector<SloRun> found) {
-    join_best(leaders_, std::move(found));
+    add(std::move(found));
     if (leaders_.size() > session_leaders) leaders_.resize(session_leaders);
   }
 
   // The estimates of some places, side by side; nothing where one cannot be run.
   std::vector<std::optional<TuneBound>> estimates_of(const std::vector<Json>& places) {
-    begin("shapes");
     std::vector<std::optional<TuneBound>> bounds(places.size());
-    std::mutex mutex;
-    std::size_t done = 0;
-    tbb::parallel_for(std::size_t{0}, places.size(), [&](std::size_t i) {
-      if (hooks_.stop()) return;
-      tbb::this_task_arena::isolate([&] {
-        try {
-          bounds[i] = estimate_sessions(load(places[i]), planned_.means);
-        } catch (const ConfigError& error) {
-          const std::lock_guard lock(mutex);
-          refused_.add(i, error);
-        }
-      });
-      const std::lock_guard lock(mutex);
-      hooks_.bounded(++done, places.size());
+    bound_all(bounds, 0, begin("shapes"), refused_, [&](std::size_t place) {
+      return estimate_sessions(load(places[place]), planned_.means);
     });
     planned_.stopped |= hooks_.stop();
     return bounds;
@@ -371,8 +344,8 @@ class SessionSearch {
 
   void look_at_shapes() {
     const std::vector<PlannedDeployment> together =
-        shapes(choices_in(plan_.base), plan_.model, plan_.cluster, plan_.layouts);
-    std::vector<Json> places = places_of(plan_.base, together);
+        shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts);
+    std::vector<Json> places = places_of(search_.base, together);
     look_at_turns(places);
     std::vector<std::optional<TuneBound>> bounds = estimates_of(places);
     if (planned_.stopped) return;
@@ -382,7 +355,8 @@ class SessionSearch {
     }
     planned_.shapes = places.size();
     if (bounded.empty()) throw ConfigError(refused_.text(places[refused_.place()]));
-    std::vector<Json> apart = places_of(plan_.base, pools(bounded, plan_.model, plan_.cluster));
+    std::vector<Json> apart =
+        places_of(search_.base, pools(bounded, search_.model, search_.cluster));
     planned_.shapes += apart.size();
     for (std::optional<TuneBound>& bound : estimates_of(apart)) bounds.push_back(bound);
     std::ranges::move(apart, std::back_inserter(places));
@@ -393,7 +367,7 @@ class SessionSearch {
       most = std::max(most, bound->goodput);
     }
     constexpr double above_estimate = 4, first_load = .6;
-    coarse_ = session_ladder(above_estimate * std::max(1.0, most), coarse_step);
+    ladder_ = session_ladder(above_estimate * std::max(1.0, most), coarse_step);
     fine_ = session_ladder(above_estimate * std::max(1.0, most), fine_step);
     if (planned_.stopped) return;
     for (auto& bound : bounds) {
@@ -405,14 +379,12 @@ class SessionSearch {
     slo.bound_margin = estimate_margin;
     slo.runners_up = 0;
     slo.start = std::max(1.0, first_load * most);
-    SloResult result = search_slo(slo, traces_, remarks_, begin("deployments"));
-    count(result);
-    join(std::move(result.found));
+    join(run(slo, "deployments").found);
   }
 
   // Looks among other places like the best.
   void refine(const char* stage, const std::function<std::vector<Json>(const Json&)>& others) {
-    if (leaders_.empty() || planned_.stopped) return;
+    if (is_over()) return;
     std::vector<Json> places = others(leaders_.front().config);
     if (places.empty()) return;
     SloSearch slo = search_over(std::move(places), first_turns());
@@ -423,56 +395,43 @@ class SessionSearch {
     slo.bounds.assign(slo.places.size(),
                       TuneBound{.goodput = likely_gain * leaders_.front().per_second()});
     try {
-      SloResult result = search_slo(slo, traces_, remarks_, begin(stage));
-      count(result);
-      join(std::move(result.found));
+      join(run(slo, stage).found);
     } catch (const ConfigError&) {
       // None of them can be run.
     }
   }
 
-  SloResult long_runs(const std::vector<Json>& places, const std::vector<double>& loads,
-                      std::size_t seeds, std::string_view stage) {
-    std::vector<Json> drawn;
-    const auto first = plan_.base.at("seed").get<std::uint64_t>();
-    for (const Json& place : places) {
-      for (std::size_t draw = 0; draw < seeds; ++draw) {
-        Json& run = drawn.emplace_back(place);
-        run["seed"] = first + draw;
-        run["measurement"]["slowest_sessions"] = 10;  // for the page
-      }
-    }
-    SloSearch slo = search_over(std::move(drawn), long_turns());
+  std::vector<SloRun> long_runs(LongRuns asked, std::size_t seeds, const std::string& stage) {
+    for (Json& place : asked.places) place["measurement"]["slowest_sessions"] = 10;  // for the page
+    SloSearch slo = search_over(drawn(asked.places, seeds), long_turns());
     slo.draws = seeds;
     slo.ladder = fine_;
     slo.proof = Proof::steady;
-    SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin(stage));
-    count(result);
-    return result;
+    SloResult result = confirm(slo, asked.loads, stage);
+    keep_nearest(result);
+    return std::move(result.found);
   }
 
   // Longer runs of the leaders; then the best under several seeds, until that is the best.
-  void confirm() {
-    if (leaders_.empty() || planned_.stopped) return;
-    std::vector<Json> places;
-    std::vector<double> loads;
+  void confirm_leaders() {
+    if (is_over()) return;
+    LongRuns asked;
     for (const SloRun& leader : leaders_) {
       if (leader.per_second() < near_leader * leaders_.front().per_second()) continue;
-      places.push_back(leader.config);
-      loads.push_back(std::max(1.0, lasting_share * leader.per_second()));
+      asked.add(leader.config, std::max(1.0, lasting_share * leader.per_second()));
     }
-    SloResult lasting = long_runs(places, loads, 1, "long runs");
+    std::vector<SloRun> lasting = long_runs(std::move(asked), 1, "long runs");
     if (planned_.stopped) return;
     leaders_.clear();
-    join(std::move(lasting.found));
+    join(std::move(lasting));
     const std::vector<SloRun> single = leaders_;
     while (!leaders_.empty() && leaders_.front().draws == 1 && !planned_.stopped) {
       const SloRun best = leaders_.front();
-      SloResult under_all =
-          long_runs({best.config}, {best.per_second()}, session_draws, "other seeds");
+      std::vector<SloRun> under_all =
+          long_runs({{best.config}, {best.per_second()}}, session_draws, "other seeds");
       if (planned_.stopped) return;
       std::erase_if(leaders_, [&](const SloRun& run) { return run.config == best.config; });
-      join(std::move(under_all.found));
+      join(std::move(under_all));
     }
     if (leaders_.empty()) return;
     const std::string shape = choices_of(leaders_.front()).shape();
@@ -484,14 +443,13 @@ class SessionSearch {
   // The best with host memory below its KV cache, written through and back, under the seed of
   // `single_seed`.
   void ask_for_tiers() {
-    if (!planned_.single_seed || search_.host_memory.empty() || planned_.stopped) return;
-    std::vector<Json> places;
-    std::vector<double> loads;
+    if (!planned_.single_seed || asked_.host_memory.empty() || planned_.stopped) return;
+    LongRuns asked;
     for (const char* write : {"write_back", "write_through"}) {
       planned_.tiers.push_back({.write = write, .run = {}});
       Json place = planned_.single_seed->config;
       place["kv_cache"]["tiers"] = {
-          {{"name", "host"}, {"per", "node"}, {"capacity", search_.host_memory}, {"write", write}}};
+          {{"name", "host"}, {"per", "node"}, {"capacity", asked_.host_memory}, {"write", write}}};
       try {
         load(place);
       } catch (const ConfigError& error) {
@@ -499,42 +457,25 @@ class SessionSearch {
         planned_.tiers.clear();
         return;
       }
-      places.push_back(std::move(place));
-      loads.push_back(planned_.single_seed->per_second());
+      asked.add(std::move(place), planned_.single_seed->per_second());
     }
-    for (SloRun& run : long_runs(places, loads, 1, "a tier of host memory").found)
+    for (SloRun& run : long_runs(std::move(asked), 1, "a tier of host memory"))
       planned_.tiers[run.place].run = std::move(run);
   }
 
-  // Text of the store about itself: the question, and what its points differ in, but for what only
-  // makes longer reports.
-  Json document() const {
-    Json axes;
-    for (const char* pointer :
-         {"/parallel", "/instances", "/pools", "/dispatch", "/placement/replication",
-          "/token_routing/decode", "/scheduling/max_num_batched_tokens", "/request_routing",
-          "/kv_cache/tiers", "/seed", "/workload/requests", lanes_pointer.c_str()}) {
-      axes[pointer] = Json::array();
-    }
-    return {{"base", plan_.base}, {"axes", axes}};
-  }
-
-  const SessionPlanSearch& search_;
-  const PlanSearch& plan_;
-  TraceLibrary& traces_;
-  Remarks& remarks_;
-  const PlanHooks& hooks_;
-  std::optional<RateLadder> coarse_, fine_;
-  std::vector<SloRun> leaders_;
+  const SessionPlanSearch& asked_;
+  std::optional<RateLadder> fine_;
   NearestRefusal refused_;
-  SessionPlanned planned_;
+  SessionPlanned& planned_;
 };
 
 }  // namespace
 
 SessionPlanned make_session_plan(const SessionPlanSearch& search, TraceLibrary& traces,
                                  Remarks& remarks, const PlanHooks& hooks) {
-  return SessionSearch(search, traces, remarks, hooks).run();
+  SessionPlanned planned;
+  SessionSearch(search, planned, traces, remarks, hooks).look();
+  return planned;
 }
 
 }  // namespace moesim

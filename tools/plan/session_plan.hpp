@@ -57,20 +57,16 @@ struct SessionPlanSearch {
   std::string host_memory;  ///< of a node, as a config has it; empty: no tier is asked
 };
 
-struct SessionPlanned {
+/// Result of a search for sessions: at most three of the best, of which the first sustains its load
+/// under three seeds.
+struct SessionPlanned : PlanFound {
   TurnMeans means;
-  std::string too_long;  ///< too_long_text()
-  /// Runs of the best, one of each shape, most sessions first, at most three. The first sustains
-  /// its load under three seeds.
-  std::vector<SloRun> best;
-  std::vector<SloRun> nearest;        ///< where none meets the limits: the run that missed by least
+  std::string too_long;               ///< too_long_text()
   std::optional<SloRun> single_seed;  ///< what the best bears under one seed: what tiers compare to
   std::vector<TierWorth> tiers;
-  std::string no_tier;  ///< why the best has no tier
-  std::size_t shapes = 0, fit = 0, runs = 0, before = 0;
+  std::string no_tier;          ///< why the best has no tier
   bool drafts = false;          ///< whether they were asked for
   bool times_sessions = false;  ///< whether runs are long enough to tell how long sessions take
-  bool stopped = false;
 };
 
 /// Looks for the deployment that serves the most sessions at a time within the limits. It tries all

@@ -10,7 +10,6 @@
 #include <type_traits>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include "hardware/shipped.hpp"
@@ -99,6 +98,7 @@ struct Asked {
     return keeps() ? std::filesystem::path(output + ".sqlite") : scratch->path();
   }
   std::string config_file() const { return keeps() ? output + ".json" : experiment_file; }
+  ExperimentSpec spec_of(const SloRun& run) const { return read_spec({run.config, config_file()}); }
 };
 
 ServingQuestion read_question(const PlanOptions& options) {
@@ -169,10 +169,9 @@ Asked ask(const PlanOptions& options, ServingQuestion question, const Gpus& gpus
   MoeModel read = read_model(model);
   const auto stored = read_stored_precision(model, read);
   Json base = base_deployment(question, read, stored);
-  if (options.drafts > 0) {
+  if (options.drafts > 0)
     base["speculative"] = {{"num_speculative_tokens", options.drafts},
                            {"acceptance_rate", options.acceptance}};
-  }
   if (!options.anchor.empty()) base["anchor"] = std::filesystem::absolute(options.anchor).string();
   if (!options.sessions.empty())
     base = session_deployment(std::move(base), sessions_of_option(options.sessions));
@@ -195,8 +194,7 @@ Asked ask(const PlanOptions& options, ServingQuestion question, const Gpus& gpus
   if (ranks_by_energy(options) && !asked.search.cluster.gpu.power)
     throw ConfigError(
         fmt::format("--by energy: the draw of {} is not known; the GPU's file has no \"power\" "
-                    "(moesim-lab calibrate "
-                    "--power)",
+                    "(moesim-lab calibrate --power)",
                     asked.search.cluster.gpu.name));
   if (!asked.keeps()) return asked;
   require_stem(asked.output);
@@ -214,9 +212,7 @@ std::string margin(const SloRun& run, const Metric& metric, const char* limit) {
 
 // Joules of the GPUs for an output token; nothing where that is not known.
 std::optional<double> joules(const SloRun& run) {
-  const Json* value =
-      find_value(run.report, std::string(metric("joules_per_output_token").pointer));
-  return value == nullptr ? std::nullopt : std::optional(value->get<double>());
+  return found_number(run.report, std::string(metric("joules_per_output_token").pointer));
 }
 
 std::string joules_text(const SloRun& run) {
@@ -226,21 +222,18 @@ std::string joules_text(const SloRun& run) {
 
 // Dollars per million output tokens; "-" where no price is known.
 std::string cost(const SloRun& run, const Asked& asked) {
-  const Json* output = find_value(run.report, "/metrics/output_throughput");
-  if (!asked.price || output == nullptr || output->get<double>() <= 0) return "-";
+  const double output = number_at(run.report, "/metrics/output_throughput", 0);
+  if (!asked.price || output <= 0) return "-";
   constexpr double seconds_per_hour = 3600;
   return fmt::format("{:.2f}", asked.price->dollars_per_hour * asked.search.cluster.gpus() /
-                                   seconds_per_hour / output->get<double>() * 1e6);
+                                   seconds_per_hour / output * 1e6);
 }
 
 std::string price_text(const Asked& asked) {
   if (!asked.price) return "no price of this GPU is known; --price gives one\n";
-  return wrapped(fmt::format("price: ${:.2f} per GPU-hour ({})", asked.price->dollars_per_hour,
-                             asked.price->source)) +
-         "\n";
+  return paragraph("price: ${:.2f} per GPU-hour ({})", asked.price->dollars_per_hour,
+                   asked.price->source);
 }
-
-std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
 
 std::string rate_or_dash(const std::vector<std::optional<double>>& rates, std::size_t i) {
   return i < rates.size() && rates[i] ? fmt::format("{:.4g}", *rates[i]) : "-";
@@ -262,9 +255,8 @@ int gpus_of(const PlannedDeployment& chosen) {
 // "1", "1 and 2", "1, 2 and 4"
 std::string numbers_text(const std::vector<std::size_t>& rows) {
   std::string text;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
+  for (std::size_t i = 0; i < rows.size(); ++i)
     text += (i == 0 ? "" : i + 1 == rows.size() ? " and " : ", ") + std::to_string(rows[i] + 1);
-  }
   return text;
 }
 
@@ -292,8 +284,8 @@ std::string tied_text(const std::vector<SloRun>& runs) {
   }
   return equal.size() < 2 ? ""
                           : fmt::format(
-                                "{} tie: their loads are at most a step of 1.6 % apart, "
-                                "which the search cannot tell from a difference",
+                                "{} tie: their loads are at most a step of 1.6 % apart, which the "
+                                "search cannot tell from a difference",
                                 numbers_text(equal));
 }
 
@@ -305,10 +297,9 @@ std::string shared_text(const std::vector<SloRun>& runs) {
   }
   std::string text;
   for (const auto& [pool, rows] : by_pool) {
-    if (rows.size() > 1)
-      text += wrapped(fmt::format("{}: the same {} binds", numbers_text(rows), pool)) + "\n";
+    if (rows.size() > 1) text += paragraph("{}: the same {} binds", numbers_text(rows), pool);
   }
-  if (const std::string tied = tied_text(runs); !tied.empty()) text += wrapped(tied) + "\n";
+  if (const std::string tied = tied_text(runs); !tied.empty()) text += paragraph(tied);
   return text;
 }
 
@@ -340,8 +331,8 @@ AnswerTable table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
         fmt::format("{} binds{}", limit_text(run), busy.empty() ? "" : "; " + busy),
         {dense ? "-" : number_text(copies_of(chosen, asked.search.model.experts)), chosen.routing(),
          std::to_string(chosen.chunk), std::to_string(chosen.sequences),
-         run.rate.substr(0, run.rate.find(' ')), percent(run.trial.attainment),
-         run.heavier ? percent(run.heavier->attainment) : "-", rate_or_dash(plan.uniform, i),
+         run.rate.substr(0, run.rate.find(' ')), percent(run.trial.attainment, 0),
+         run.heavier ? percent(run.heavier->attainment, 0) : "-", rate_or_dash(plan.uniform, i),
          margin(run, metric("p90_ttft_ms"), "ttft"), margin(run, metric("p90_tpot_ms"), "tpot"),
          by_energy ? joules_text(run) : cost(run, asked)});
   }
@@ -351,29 +342,24 @@ AnswerTable table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
 // Legend of what ranks the rows, and what their columns say.
 std::string legend(bool by_energy) {
   const std::string ranked =
-      by_energy ? "Ranked by J/token, of the deployments that sustain most requests. "
-                  "req/s: the heaviest load that lasts in a steady state. "
-                : "Ranked by req/s: the heaviest load that lasts in a steady "
-                  "state. ";
-  return wrapped(
-             ranked +
-             "The best ran under "
-             "three seeds of arrivals and routing, and so did the best of the other kind unless it "
-             "sustains less than half. The others ran under one. met: "
-             "requests within the limits, in the mean of the seeds. Latencies are of the first "
-             "seed; another one may set the load. +5 %: met under 5 % more load, the least of the "
-             "seeds that ran under it. " +
-             (by_energy ? "J/token: what the GPUs draw, over output tokens. "
-                        : "$/M: a million output tokens. ") +
-             "In brackets: what is left to the limit.") +
-         "\n";
+      by_energy ? "Ranked by J/token, of the deployments that sustain most requests. req/s: the "
+                  "heaviest load that lasts in a steady state. "
+                : "Ranked by req/s: the heaviest load that lasts in a steady state. ";
+  return paragraph(
+      ranked +
+      "The best ran under three seeds of arrivals and routing, and so did the best of the other "
+      "kind unless it sustains less than half. The others ran under one. met: requests within the "
+      "limits, in the mean of the seeds. Latencies are of the first seed; another one may set the "
+      "load. +5 %: met under 5 % more load, the least of the seeds that ran under it. " +
+      (by_energy ? "J/token: what the GPUs draw, over output tokens. "
+                 : "$/M: a million output tokens. ") +
+      "In brackets: what is left to the limit.");
 }
 
 // The best of each kind side by side.
 std::string kinds_text(const Plan& plan) {
   const auto best_of = [&](bool apart) {
-    const auto run = std::ranges::find_if(
-        plan.best, [&](const SloRun& each) { return choices_of(each).apart() == apart; });
+    const auto run = best_of_kind(plan.best, apart);
     return run == plan.best.end()
                ? std::string("none that fits meets the limits")
                : fmt::format("{} req/s ({})", run->rate.substr(0, run->rate.find(' ')),
@@ -431,11 +417,10 @@ OrderedJson to_json(const SloRun& run) {
                    {"binds", binds_json(run)},
                    {"config", run.config},
                    {"metrics", run.report.at("metrics")}};
-  if (run.heavier) {
+  if (run.heavier)
     json["heavier"] = {{"more", run.heavier->more},
                        {"slo_attainment", run.heavier->attainment},
                        {"binds", run.heavier->binds}};
-  }
   if (const Json* experts = decode_experts(run)) json["experts"] = *experts;
   if (run.report.contains("energy")) json["energy"] = run.report.at("energy");
   for (const char* limit : {"ttft", "tpot"}) {
@@ -488,16 +473,10 @@ std::string doubts(const Plan& plan, const MoeModel& model) {
   const bool tried =
       std::ranges::any_of(plan.uniform, [](const auto& rate) { return rate.has_value(); });
   if (!tried) return "";
-  return wrapped(fmt::format("Routing is synthetic, by the statistics of {}. uniform: the load "
-                             "sustained if every expert is as likely as any other. --trace takes "
-                             "recordings.{}",
-                             statistics_of(model), repeats_of(plan.best.front()))) +
-         "\n";
-}
-
-std::string effort_text(const Plan& plan) {
-  return fmt::format("{} shapes, of which {} fit in memory; {} runs", plan.shapes, plan.fit,
-                     plan.runs);
+  return paragraph(
+      "Routing is synthetic, by the statistics of {}. uniform: the load sustained if every expert "
+      "is as likely as any other. --trace takes recordings.{}",
+      statistics_of(model), repeats_of(plan.best.front()));
 }
 
 void write_config(const Asked& asked, const SloRun& run) {
@@ -521,7 +500,7 @@ bool write_page(const PlanOptions& options, const Asked& asked, PlanPage page) {
   page.attainment = options.attainment;
   try {
     for (const SloRun& run : page.runs)
-      page.launch.push_back(launch_text(page.engine, read_spec({run.config, asked.config_file()})));
+      page.launch.push_back(launch_text(page.engine, asked.spec_of(run)));
     write_file(asked.output + ".html", plan_page(page));
     return true;
   } catch (const ConfigError& error) {
@@ -539,25 +518,30 @@ std::string written_text(const Asked& asked, bool page) {
 
 // In which precisions the weights and the KV cache are taken to be.
 std::string assumed_precision(const SloRun& run, const Asked& asked) {
-  return precision_text(read_spec({run.config, asked.config_file()}).pools.back().precision);
+  return precision_text(asked.spec_of(run).pools.back().precision);
+}
+
+// " TTFT within 1 s, TPOT within 50 ms"
+std::string limits_text(std::initializer_list<std::pair<const char*, const std::string&>> limits) {
+  std::string text;
+  for (const auto& [name, limit] : limits) {
+    if (!limit.empty())
+      text += fmt::format("{} {} within {}", text.empty() ? "" : ",", name, limit);
+  }
+  return text;
 }
 
 std::string question_text(const PlanOptions& options, const ServingQuestion& question,
                           const Asked& asked, const SloRun& run) {
-  std::string limits;
-  for (const auto& [name, limit] :
-       {std::pair{"TTFT", question.ttft}, std::pair{"TPOT", question.tpot}}) {
-    if (!limit.empty())
-      limits += fmt::format("{} {} within {}", limits.empty() ? "" : ",", name, limit);
-  }
   const std::string prefix =
       question.prefix > 0
           ? fmt::format(" ({} of them a prefix of all prompts, in the KV cache)", question.prefix)
           : "";
   return wrapped(fmt::format("{} ({}) on {}, {} tokens in{}, {} out;{} for {} of the requests",
                              asked.search.model.name, assumed_precision(run, asked), asked.cluster,
-                             question.prompt, prefix, question.output, limits,
-                             percent(options.attainment)));
+                             question.prompt, prefix, question.output,
+                             limits_text({{"TTFT", question.ttft}, {"TPOT", question.tpot}}),
+                             percent(options.attainment, 0)));
 }
 
 // Layout of the pool that decodes, as anchors name it.
@@ -579,40 +563,27 @@ OrderedJson anchor_json(const PoolSpec& pool) {
 // Text of what corrects the first deployment: empty without an anchor.
 std::string anchored_text(const Asked& asked, const SloRun& first) {
   if (!first.config.contains("anchor")) return "";
-  const ExperimentSpec spec = read_spec({first.config, asked.config_file()});
+  const ExperimentSpec spec = asked.spec_of(first);
   const PoolSpec& pool = spec.pools.back();
   std::string text =
       anchor_line(*pool.anchor, pool.anchored_tpot, pool.anchored_tpot * pool.anchored_ttft);
-  if (!pool.anchor->holds_at(anchored_layout(pool))) {
-    text += wrapped(fmt::format("ANOTHER LAYOUT: the anchor was not measured at {}, so its errors "
-                                "may not hold there",
-                                anchored_layout(pool))) +
-            "\n";
-  }
+  if (!pool.anchor->holds_at(anchored_layout(pool)))
+    text += paragraph(
+        "ANOTHER LAYOUT: the anchor was not measured at {}, so its errors may not hold there",
+        anchored_layout(pool));
   return text;
-}
-
-// Load of the first deployment without one GPU: nothing unless it is asked for.
-std::optional<LostGpu> lost_gpu(const PlanOptions& options, const Asked& asked,
-                                const SloRun& first) {
-  if (options.fail.empty()) return std::nullopt;
-  TraceLibrary traces;
-  return without_gpu(first.config, asked.search.folder, lost_gpu_of(options.fail),
-                     first.per_second(), options.attainment, traces);
 }
 
 std::string to_text(const LostGpu& lost, const SloRun& first) {
   const std::string gpu =
       fmt::format("without GPU {}{}", lost.gpu, lost.pool.empty() ? "" : " of the decode pool");
   if (!lost.refused.empty())
-    return wrapped(fmt::format("{} the deployment cannot run: {}", gpu, lost.refused)) + "\n";
-  return wrapped(fmt::format(
-             "{}: {} req/s within the limits for {} of the requests ({:+.0f} %). The engine stops "
-             "for {:.2f} s when the GPU is lost; other GPUs load {:.0f} slots of experts",
-             gpu, number_text(lost.per_second), percent(lost.attainment),
-             100 * (lost.per_second / first.per_second() - 1), lost.stopped_seconds,
-             lost.experts_lost)) +
-         "\n";
+    return paragraph("{} the deployment cannot run: {}", gpu, lost.refused);
+  return paragraph(
+      "{}: {} req/s within the limits for {} of the requests ({:+.0f} %). The engine stops for "
+      "{:.2f} s when the GPU is lost; other GPUs load {:.0f} slots of experts",
+      gpu, number_text(lost.per_second), percent(lost.attainment, 0),
+      100 * (lost.per_second / first.per_second() - 1), lost.stopped_seconds, lost.experts_lost);
 }
 
 OrderedJson to_json(const LostGpu& lost) {
@@ -632,58 +603,79 @@ void print_json(const Answers& answers) {
   print((answers.size() == 1 ? answers.front() : OrderedJson(answers)).dump(1) + "\n");
 }
 
-int say(const PlanOptions& options, const ServingQuestion& question, const Asked& asked,
-        const Plan& plan, Answers& answers) {
-  const bool met = !plan.best.empty();
-  const SloRun& first = met ? plan.best.front() : plan.nearest.front();
-  const MoeModel& model = asked.search.model;
-  const std::vector<SloRun>& runs = met ? plan.best : plan.nearest;
-  const AnswerTable table = table_of(runs, plan, asked, ranks_by_energy(options));
-  const std::string asks = question_text(options, question, asked, first);
-  std::string notes =
-      met ? shared_text(plan.best) + kinds_text(plan) + legend(ranks_by_energy(options))
-          : least_text(plan);
-  const Json choices = scores_of_choices({options.gpu}, {question.engine});
-  notes +=
-      active_text(first, model) + doubts(plan, model) + choices_text(choices) + price_text(asked);
-  const std::optional<LostGpu> lost = met ? lost_gpu(options, asked, first) : std::nullopt;
-  if (lost) notes += to_text(*lost, first);
-  const std::string text = asks + "\n\n" + table.text() + "\n" + notes;
+const SloRun& first_of(const PlanFound& found) {
+  return found.best.empty() ? found.nearest.front() : found.best.front();
+}
+
+// Words on a search, for requests or for sessions.
+struct Said {
+  std::string question, unit, notes, missed;
+  AnswerTable table;
+  OrderedJson json;
+};
+
+int say(const PlanOptions& options, const Asked& asked, const PlanFound& found, const Said& said,
+        Answers& answers) {
+  const bool met = !found.best.empty();
+  const SloRun& first = first_of(found);
   write_config(asked, first);
-  const bool page =
-      write_page(options, asked,
-                 {.question = asks,
-                  .result = met ? fmt::format("{} req/s: {}. {}", number_text(first.per_second()),
-                                              table.shapes.front(), tied_text(plan.best))
-                                : "No deployment meets the limits; this one misses them by least.",
-                  .notes = notes,
-                  .table = table,
-                  .runs = runs});
-  if (!met) {
-    spdlog::error(
-        "no deployment meets the SLO for {} of its requests; the nearest, at {}: {}, met by {}, {}",
-        percent(options.attainment), first.rate, latencies_text(first),
-        percent(first.trial.attainment), state_of(first));
-  }
+  const bool page = write_page(
+      options, asked,
+      {.question = said.question,
+       .result = met ? fmt::format("{} {}: {}. {}", number_text(first.per_second()), said.unit,
+                                   said.table.shapes.front(), tied_text(found.best))
+                     : "No deployment meets the limits; this one misses them by least.",
+       .notes = said.notes,
+       .table = said.table,
+       .runs = met ? found.best : found.nearest,
+       .sessions = !options.sessions.empty()});
+  if (!met) spdlog::error("{}", said.missed);
   if (options.json) {
-    OrderedJson& json = answers.emplace_back(to_json(plan, asked));
-    if (!choices.empty()) json["choices"] = choices;
-    if (lost) json["fail"] = to_json(*lost);
-    if (first.config.contains("anchor")) {
-      json["anchor"] = anchor_json(read_spec({first.config, asked.config_file()}).pools.back());
-    }
-    if (asked.price)
-      json["price"] = {{"dollars_per_gpu_hour", asked.price->dollars_per_hour},
-                       {"source", asked.price->source}};
+    answers.push_back(said.json);
   } else {
-    print(text + effort_text(plan) + "\n" + written_text(asked, page));
+    print(fmt::format("{}\n\n{}\n{}{} shapes, of which {} fit in memory; {} runs\n{}",
+                      said.question, said.table.text(), said.notes, found.shapes, found.fit,
+                      found.runs, written_text(asked, page)));
     print(anchored_text(asked, first));
     print(trust_line(first.report, first.config));
     // Last, so that the commands can be copied to the end.
-    if (!options.launch.empty())
-      print("\n" + launch_text(options.launch, read_spec({first.config, asked.config_file()})));
+    if (!options.launch.empty()) print("\n" + launch_text(options.launch, asked.spec_of(first)));
   }
   return met ? 0 : exit_limit_not_met;
+}
+
+int say_requests(const PlanOptions& options, const ServingQuestion& question, const Asked& asked,
+                 const Plan& plan, Answers& answers) {
+  const bool met = !plan.best.empty(), by_energy = ranks_by_energy(options);
+  const SloRun& first = first_of(plan);
+  const MoeModel& model = asked.search.model;
+  Said said{.question = question_text(options, question, asked, first),
+            .unit = "req/s",
+            .notes = met ? shared_text(plan.best) + kinds_text(plan) + legend(by_energy)
+                         : least_text(plan),
+            .missed = fmt::format("no deployment meets the SLO for {} of its requests; the "
+                                  "nearest, at {}: {}, met by {}, {}",
+                                  percent(options.attainment, 0), first.rate, latencies_text(first),
+                                  percent(first.trial.attainment, 0), state_of(first)),
+            .table = table_of(met ? plan.best : plan.nearest, plan, asked, by_energy),
+            .json = to_json(plan, asked)};
+  const Json choices = scores_of_choices({options.gpu}, {question.engine});
+  said.notes +=
+      active_text(first, model) + doubts(plan, model) + choices_text(choices) + price_text(asked);
+  if (!choices.empty()) said.json["choices"] = choices;
+  if (met && !options.fail.empty()) {
+    TraceLibrary traces;
+    const LostGpu lost = without_gpu(first.config, asked.search.folder, lost_gpu_of(options.fail),
+                                     first.per_second(), options.attainment, traces);
+    said.notes += to_text(lost, first);
+    said.json["fail"] = to_json(lost);
+  }
+  if (first.config.contains("anchor"))
+    said.json["anchor"] = anchor_json(asked.spec_of(first).pools.back());
+  if (asked.price)
+    said.json["price"] = {{"dollars_per_gpu_hour", asked.price->dollars_per_hour},
+                          {"source", asked.price->source}};
+  return say(options, asked, plan, said, answers);
 }
 
 // Shows how far a search is.
@@ -701,18 +693,12 @@ class PlanProgress {
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
       spdlog::info("{:.0f} s, {}stage {}", elapsed.count(), where_, stage);
     };
-    hooks.bounded = [this](std::size_t done, std::size_t total) {
-      bounds_->update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
-    };
+    hooks.bounded = [this](std::size_t done, std::size_t total) { bounds_->hook()(done, total); };
     hooks.ran = [this](std::size_t runs) {
       bounds_->finish();
       runs_->update(static_cast<std::int64_t>(runs), 0);
     };
     return hooks;
-  }
-  void finish() {
-    runs_.reset();
-    bounds_.reset();
   }
 
  private:
@@ -738,31 +724,22 @@ void rank_by_energy(Plan& plan) {
   plan.uniform = ranked(plan.uniform);
 }
 
-// Calls a search. One that is refused leaves no store without runs behind.
-template <class Search>
-auto keeping_no_empty_store(const std::filesystem::path& store, Search&& search) {
+// Searches by make(traces, remarks, hooks). A search that is refused leaves no store without runs.
+template <class Make>
+auto searched(const PlanOptions& options, const Asked& asked, Make&& make) {
+  const std::filesystem::path& store = asked.search.store;
+  TraceLibrary traces;
+  Remarks remarks;
+  // The plan's GPUs stand before its stages, where there are several plans.
+  PlanProgress progress(places_of(options).size() > 1 ? asked.cluster + ", " : "");
   std::error_code none;
   const bool is_new = !std::filesystem::exists(store, none);
   try {
-    return search();
+    return make(traces, remarks, progress.hooks());
   } catch (const ConfigError&) {
     if (is_new && runs_in(store) == 0) std::filesystem::remove(store, none);
     throw;
   }
-}
-
-// Name of a plan's GPUs before its stages, where there are several plans.
-std::string where_of(const PlanOptions& options, const Asked& asked) {
-  return places_of(options).size() > 1 ? asked.cluster + ", " : "";
-}
-
-Plan search(const PlanOptions& options, const Asked& asked) {
-  TraceLibrary traces;
-  Remarks remarks;
-  PlanProgress progress(where_of(options, asked));
-  return keeping_no_empty_store(asked.search.store, [&] {
-    return make_plan(asked.search, traces, remarks, progress.hooks());
-  });
 }
 
 // How requests/s grow with GPUs, or differ by their kind.
@@ -816,75 +793,49 @@ SessionLimits limits_of(const PlanOptions& options, ServingQuestion& question) {
 
 std::string session_question(const PlanOptions& options, const Asked& asked, const TurnMeans& means,
                              const SloRun& run) {
-  std::string limits;
   const ServingQuestion& question = options.question;
   const SessionOptions& of_sessions = options.session_limits;
-  for (const auto& [name, limit] :
-       {std::pair{"TTFT", question.ttft}, std::pair{"TTFT of first turns", of_sessions.ttft_first},
-        std::pair{"TTFT of later turns", of_sessions.ttft_later}, std::pair{"TPOT", question.tpot},
-        std::pair{"a session", of_sessions.completion}}) {
-    if (!limit.empty())
-      limits += fmt::format("{} {} within {}", limits.empty() ? "" : ",", name, limit);
-  }
   return wrapped(fmt::format(
-      "{} ({}) on {}, sessions of {}: {:.0f} turns of {:.0f} tokens in, {:.0f} of them new, "
-      "{:.0f} out, {} s between turns;{}",
+      "{} ({}) on {}, sessions of {}: {:.0f} turns of {:.0f} tokens in, {:.0f} of them new, {:.0f} "
+      "out, {} s between turns;{}",
       asked.search.model.name, assumed_precision(run, asked), asked.cluster, options.sessions,
-      means.turns, means.prompt, means.computed, means.output, number_text(means.gap), limits));
+      means.turns, means.prompt, means.computed, means.output, number_text(means.gap),
+      limits_text({{"TTFT", question.ttft},
+                   {"TTFT of first turns", of_sessions.ttft_first},
+                   {"TTFT of later turns", of_sessions.ttft_later},
+                   {"TPOT", question.tpot},
+                   {"a session", of_sessions.completion}})));
 }
 
 int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPlanned& plan,
                  Answers& answers) {
-  const bool met = !plan.best.empty();
-  if (!met && plan.nearest.empty()) {
+  if (plan.best.empty() && plan.nearest.empty()) {
     spdlog::error("no deployment serves a single session within the limits");
     return exit_limit_not_met;
   }
-  const SloRun& first = met ? plan.best.front() : plan.nearest.front();
+  const SloRun& first = first_of(plan);
   const int gpus = asked.search.cluster.gpus();
-  const std::string asks = session_question(options, asked, plan.means, first);
-  const AnswerTable table = session_table(plan, gpus);
-  const std::string notes = session_notes(plan, options.host_memory) + price_text(asked);
-  const std::string text = asks + "\n\n" + table.text() + "\n" + notes;
-  write_config(asked, first);
-  const bool page = write_page(
-      options, asked,
-      {.question = asks,
-       .result = met ? fmt::format("{} sessions at a time: {}. {}", number_text(first.per_second()),
-                                   table.shapes.front(), tied_text(plan.best))
-                     : "No deployment meets the limits; this one misses them by least.",
-       .notes = notes,
-       .table = table,
-       .runs = met ? plan.best : plan.nearest,
-       .sessions = true});
-  if (!met) {
-    const Json* rejected = find_value(first.report, "/metrics/rejected");
-    const bool some = rejected != nullptr && rejected->get<double>() > 0;
-    spdlog::error("no deployment meets the limits; the nearest, with {}: {}, met by {}, {}{}",
-                  first.rate, latencies_text(first), percent(first.trial.attainment),
-                  state_of(first),
-                  some ? fmt::format("; {} turns were rejected, and so missed the limits",
-                                     rejected->get<std::int64_t>())
-                       : "");
-  }
-  if (options.json) {
-    answers.emplace_back(OrderedJson{{"cluster", asked.cluster}}).update(session_json(plan, gpus));
-  } else {
-    print(text +
-          fmt::format("{} shapes, of which {} fit in memory; {} runs\n", plan.shapes, plan.fit,
-                      plan.runs) +
-          written_text(asked, page));
-    print(anchored_text(asked, first));
-    print(trust_line(first.report, first.config));
-    if (!options.launch.empty())
-      print("\n" + launch_text(options.launch, read_spec({first.config, asked.config_file()})));
-  }
-  return met ? 0 : exit_limit_not_met;
+  const double rejected = number_at(first.report, "/metrics/rejected", 0);
+  OrderedJson json{{"cluster", asked.cluster}};
+  json.update(session_json(plan, gpus));
+  return say(
+      options, asked, plan,
+      {.question = session_question(options, asked, plan.means, first),
+       .unit = "sessions at a time",
+       .notes = session_notes(plan, options.host_memory) + price_text(asked),
+       .missed = fmt::format(
+           "no deployment meets the limits; the nearest, with {}: {}, met by {}, {}{}", first.rate,
+           latencies_text(first), percent(first.trial.attainment, 0), state_of(first),
+           rejected > 0
+               ? fmt::format("; {:.0f} turns were rejected, and so missed the limits", rejected)
+               : ""),
+       .table = session_table(plan, gpus),
+       .json = std::move(json)},
+      answers);
 }
 
 // Says what was done before. Whether the search was stopped, which is said as well.
-template <class Found>
-bool was_stopped(const Found& plan, const Asked& asked) {
+bool was_stopped(const PlanFound& plan, const Asked& asked) {
   if (plan.before > 0) spdlog::info("{} runs were done before", plan.before);
   if (plan.stopped && asked.keeps())
     spdlog::warn(
@@ -904,16 +855,13 @@ int run_sessions(const PlanOptions& options) {
   Answers answers;
   for (const Gpus& gpus : places_of(options)) {
     const Asked asked = ask(options, question, gpus);
-    TraceLibrary traces;
-    Remarks remarks;
-    PlanProgress progress(where_of(options, asked));
-    const SessionPlanned plan = keeping_no_empty_store(asked.search.store, [&] {
-      return make_session_plan({.plan = asked.search,
-                                .limits = limits,
-                                .host_memory = asks_tier ? options.host_memory : ""},
-                               traces, remarks, progress.hooks());
-    });
-    progress.finish();
+    const SessionPlanned plan = searched(
+        options, asked, [&](TraceLibrary& traces, Remarks& remarks, const PlanHooks& hooks) {
+          return make_session_plan({.plan = asked.search,
+                                    .limits = limits,
+                                    .host_memory = asks_tier ? options.host_memory : ""},
+                                   traces, remarks, hooks);
+        });
     if (was_stopped(plan, asked)) return exit_interrupted;
     code = std::max(code, say_sessions(options, asked, plan, answers));
   }
@@ -931,11 +879,14 @@ int run_requests(const PlanOptions& options) {
   Answers answers;
   int code = 0;
   for (const Asked& one : asked) {
-    Plan& plan = plans.emplace_back(search(options, one));
+    Plan& plan = plans.emplace_back(
+        searched(options, one, [&](TraceLibrary& traces, Remarks& remarks, const PlanHooks& hooks) {
+          return make_plan(one.search, traces, remarks, hooks);
+        }));
     if (ranks_by_energy(options)) rank_by_energy(plan);
     if (was_stopped(plan, one)) return exit_interrupted;
     if (plans.size() > 1 && !options.json) print("\n");
-    code = std::max(code, say(options, question, one, plan, answers));
+    code = std::max(code, say_requests(options, question, one, plan, answers));
   }
   if (options.json)
     print_json(answers);
@@ -964,17 +915,12 @@ Without -o the answer is only printed. Exit 3 if no deployment meets the limits,
 
 // Adds options of what is served, and on what.
 void add_hardware(CLI::App& command, PlanOptions& options) {
-  command.add_option("--model", options.model, model_option)->required();
-  command
-      .add_option("--gpu", options.gpu,
-                  "a name of moesim list gpus; several, comma-separated: a plan for each")
-      ->delimiter(',');
-  command
-      .add_option("--gpus", options.gpus,
-                  "number of GPUs; several numbers: a plan for each, and how it scales")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+  option(command, "--model", options.model, model_option, mandatory);
+  option(command, "--gpu", options.gpu,
+         "a name of moesim list gpus; several, comma-separated: a plan for each", comma_separated);
+  option(command, "--gpus", options.gpus,
+         "number of GPUs; several numbers: a plan for each, and how it scales", comma_separated,
+         CLI::Range(1, 1024), default_shown);
   command.add_option("--cluster", options.cluster,
                      "instead of --gpu and --gpus: a file, or a name of moesim list clusters");
 }
@@ -983,76 +929,56 @@ void add_hardware(CLI::App& command, PlanOptions& options) {
 void add_load(CLI::App& command, PlanOptions& options) {
   ServingQuestion& question = options.question;
   add_length_options(command, options.prompt, options.generated);
-  command
-      .add_option("--sessions", options.sessions,
-                  "sessions instead of --isl and --osl: chat, coding, codex, or a session file")
+  option(command, "--sessions", options.sessions,
+         "sessions instead of --isl and --osl: chat, coding, codex, or a session file")
       ->excludes(command.get_option("--isl"), command.get_option("--osl"));
   CLI::Option* const prefix =
-      command
-          .add_option("--prefix", options.prefix,
-                      "tokens of --isl with which all prompts begin: KV caches keep the prefix")
+      option(command, "--prefix", options.prefix,
+             "tokens of --isl with which all prompts begin: KV caches keep the prefix")
           ->excludes("--sessions");
-  command
-      .add_option("--prefix-hit", options.prefix_hit,
-                  "the same as a share of --isl, e.g. .6: tokens of prompts that are cached")
-      ->check(a_number(0, .999))
+  option(command, "--prefix-hit", options.prefix_hit,
+         "the same as a share of --isl, e.g. .6: tokens of prompts that are cached",
+         a_number(0, .999))
       ->excludes("--sessions", prefix);
   command.add_option("--ttft", question.ttft, "limit of the time to the first token, e.g. 1s");
   command.add_option("--tpot", question.tpot, "limit of the time per output token, e.g. 50ms");
   options.session_limits.add_to(command);
-  command
-      .add_option(
-          "--host-memory", options.host_memory,
-          "host memory of a node, whose worth as a KV tier --sessions tells; 0 B: not asked")
-      ->capture_default_str();
-  command
-      .add_option("--attainment", options.attainment,
-                  "the share of requests that must meet the limits")
-      ->check(a_share())
-      ->capture_default_str();
+  option(command, "--host-memory", options.host_memory,
+         "host memory of a node, whose worth as a KV tier --sessions tells; 0 B: not asked",
+         default_shown);
+  option(command, "--attainment", options.attainment,
+         "the share of requests that must meet the limits", a_share(), default_shown);
 }
 
 // Adds options of the engine.
 void add_engine(CLI::App& command, PlanOptions& options) {
   ServingQuestion& question = options.question;
-  command
-      .add_option("--drafts", options.drafts,
-                  "speculative tokens of a sequence and step, the most to try; 0: no speculation")
-      ->check(CLI::Range(0, 64))
-      ->capture_default_str();
-  command
-      .add_option("--acceptance", options.acceptance, "the share of draft tokens that are accepted")
-      ->check(a_number(0, 1))
-      ->capture_default_str();
+  option(command, "--drafts", options.drafts,
+         "speculative tokens of a sequence and step, the most to try; 0: no speculation",
+         CLI::Range(0, 64), default_shown);
+  option(command, "--acceptance", options.acceptance, "the share of draft tokens that are accepted",
+         a_number(0, 1), default_shown);
   add_engine_options(command, question);
 }
 
 // How the answer is found and given.
 void add_answer(CLI::App& command, PlanOptions& options) {
   ServingQuestion& question = options.question;
-  command
-      .add_option("--fail", options.fail,
-                  "gpu=N: the load that the best deployment sustains when this GPU is lost")
+  option(command, "--fail", options.fail,
+         "gpu=N: the load that the best deployment sustains when this GPU is lost")
       ->excludes("--sessions");
   command.add_option("--anchor", options.anchor, "measured runs, as `bench --anchor` writes");
-  command
-      .add_option("--price", options.price,
-                  "dollars per GPU and hour (default: that of the GPU's file)")
-      ->check(a_number(0, 1e6));
-  command.add_option("--seed", question.seed, "seed of arrivals and synthetic routing")
-      ->check(a_seed())
-      ->capture_default_str();
-  command
-      .add_option("--layouts", options.layouts,
-                  "usual, or all: also PCP, DCP, MegaMoE, experts cut over some GPUs, GPUs for "
-                  "experts alone (AFD)")
-      ->check(CLI::IsMember({"usual", "all"}))
-      ->capture_default_str();
-  command
-      .add_option("--by", options.by,
-                  "rate: most requests/s first; energy: of the best, fewest joules a token first")
-      ->check(CLI::IsMember({"rate", "energy"}))
-      ->capture_default_str();
+  option(command, "--price", options.price,
+         "dollars per GPU and hour (default: that of the GPU's file)", a_number(0, 1e6));
+  option(command, "--seed", question.seed, "seed of arrivals and synthetic routing", a_seed(),
+         default_shown);
+  option(command, "--layouts", options.layouts,
+         "usual, or all: also PCP, DCP, MegaMoE, experts cut over some GPUs, GPUs for experts "
+         "alone (AFD)",
+         CLI::IsMember({"usual", "all"}), default_shown);
+  option(command, "--by", options.by,
+         "rate: most requests/s first; energy: of the best, fewest joules a token first",
+         CLI::IsMember({"rate", "energy"}), default_shown);
   command.add_option("-o,--output", options.output,
                      "name of the files to write, without ending (default: none is written)");
   command.add_flag("--no-page", options.no_page, "write no page");

@@ -237,12 +237,12 @@ std::string request_info_text(const OrderedJson& info) {
   }
   text += lengths.text() + "\n";
   if (info.contains("no_reuse"))
-    return text + wrapped("Reuse is not told: " + info["no_reuse"].get<std::string>()) + "\n";
+    return text + paragraph("Reuse is not told: " + info["no_reuse"].get<std::string>());
   if (const auto some = info.value("requests_with_hash_ids", std::int64_t{0});
       some > 0 && !info.contains("reuse"))
     return text + fmt::format(
-                      "{} of {} requests have hash_ids: what prompts have in common is not "
-                      "said of the others.\n",
+                      "{} of {} requests have hash_ids: what prompts have in common is not said of "
+                      "the others.\n",
                       some, info["requests"].get<std::int64_t>());
   if (!info.contains("reuse"))
     return text + "No hash_ids: the file does not say which prompts begin with the same tokens.\n";

@@ -21,12 +21,10 @@ constexpr Range token_count{0, 1e9};
 
 Counts counts_of(const ConfigNode& layer, int experts) {
   Counts counts;
-  for (const ConfigNode& tokens : layer.list()) {
+  for (const ConfigNode& tokens : layer.list())
     counts.push_back(static_cast<std::int32_t>(tokens.integer(token_count)));
-  }
-  if (std::ssize(counts) > experts) {
+  if (std::ssize(counts) > experts)
     layer.fail(fmt::format("{} experts, but the placement holds {}", counts.size(), experts));
-  }
   counts.resize(static_cast<std::size_t>(experts));
   return counts;
 }
@@ -51,12 +49,10 @@ std::vector<std::int32_t> read_ranks(ConfigReader& reader, std::size_t tokens, i
     return source_rank;
   }
   const ConfigNode node = reader.child("source_rank");
-  for (const ConfigNode& rank : node.list()) {
+  for (const ConfigNode& rank : node.list())
     source_rank.push_back(static_cast<std::int32_t>(rank.integer({0, ranks - 1.0})));
-  }
-  if (source_rank.size() != tokens) {
+  if (source_rank.size() != tokens)
     node.fail(fmt::format("{} ranks for {} tokens", source_rank.size(), tokens));
-  }
   return source_rank;
 }
 
@@ -64,16 +60,14 @@ std::vector<std::int32_t> read_ranks(ConfigReader& reader, std::size_t tokens, i
 LayerTokens tokens_of_ids(const ConfigNode& layer, int experts,
                           const std::vector<std::size_t>& order) {
   const std::vector<ConfigNode> rows = layer.list();
-  if (rows.size() != order.size()) {
+  if (rows.size() != order.size())
     layer.fail(fmt::format("{} tokens, but the first layer has {}", rows.size(), order.size()));
-  }
   LayerTokens tokens{Counts(static_cast<std::size_t>(experts)), {}};
   for (const std::size_t token : order) {
     const std::vector<ConfigNode> ids = rows[token].list();
-    if (ids.size() != rows[0].list().size()) {
+    if (ids.size() != rows[0].list().size())
       rows[token].fail(
           fmt::format("{} choices, but the first token has {}", ids.size(), rows[0].list().size()));
-    }
     const auto first = std::ssize(tokens.ids);
     for (const ConfigNode& node : ids) {
       const auto id = static_cast<std::uint16_t>(node.integer({0, experts - 1.0}));
@@ -92,10 +86,9 @@ Tokens read_tokens(const std::string& file, const ExpertPlacement& placement) {
     const bool has_ids = reader.has("topk_ids");
     const ConfigNode node = reader.child(has_ids ? "topk_ids" : "tokens");
     const std::vector<ConfigNode> layers = node.list();
-    if (layers.size() != placement.size()) {
+    if (layers.size() != placement.size())
       node.fail(
           fmt::format("{} layers, but the placement has {}", layers.size(), placement.size()));
-    }
     Tokens tokens;
     tokens.has_rows = has_ids;
     std::vector<std::size_t> order;
@@ -134,10 +127,9 @@ OrderedJson to_json(const std::vector<StepCopy>& copies) {
 // Tokens of every slot, GPU by GPU.
 std::vector<Counts> by_gpu(const LayerPlacement& placement, const Counts& tokens_of_slot) {
   std::vector<Counts> gpus;
-  for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
+  for (int gpu = 0; gpu < placement.gpus(); ++gpu)
     gpus.emplace_back(tokens_of_slot.begin() + placement.first_slot(gpu),
                       tokens_of_slot.begin() + placement.first_slot(gpu + 1));
-  }
   return gpus;
 }
 
@@ -153,10 +145,9 @@ OrderedJson to_json(const std::string& policy, const TokenRouter& router,
          {"tokens", layers[l].load.tokens},
          {"tokens_per_slot", by_gpu(layers[l].placement, layers[l].tokens_of_slot)}});
     if (router.step_slots() > 0) json["layers"].back()["step_copies"] = to_json(layers[l].copies);
-    if (objective) {
+    if (objective)
       json["layers"].back()["objective"] =
           objective->busiest(layers[l].placement, layers[l].tokens_of_slot);
-    }
   }
   return json;
 }
@@ -169,10 +160,9 @@ std::string to_text(const std::vector<Routed>& layers) {
     const LayerPlacement& placement = layers[l].placement;
     text += fmt::format("layer {}: at most {} activated, at most {} tokens on a GPU\n", l,
                         load.max_activated, load.max_tokens);
-    for (const StepCopy& copy : layers[l].copies) {
+    for (const StepCopy& copy : layers[l].copies)
       text += fmt::format("  brings expert {} to GPU {} for {} tokens\n", copy.expert, copy.gpu,
                           copy.tokens);
-    }
     Table table({"GPU", "activated", "tokens", "serves expert:tokens"});
     for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
       const auto g = static_cast<std::size_t>(gpu);

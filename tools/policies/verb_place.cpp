@@ -147,8 +147,8 @@ Placed make_placement(const PlaceOptions& options) {
   const std::int64_t slots = std::int64_t{problem.slots_per_gpu} * problem.gpus;
   if (slots * problem.gpus > most_comparisons) {
     throw ConfigError(
-        fmt::format("--gpus {}: {} slots in a layer; expected at most {} on that many "
-                    "GPUs: packing compares each slot with each GPU",
+        fmt::format("--gpus {}: {} slots in a layer; expected at most {} on that many GPUs: "
+                    "packing compares each slot with each GPU",
                     options.gpus, slots, most_comparisons / problem.gpus));
   }
   problem.nodes = options.nodes;
@@ -251,47 +251,38 @@ Action setup_place(CLI::App& command) {
   const auto options = std::make_shared<PlaceOptions>();
   options->policy.add_to(command);
   auto* policy = command.get_option("--policy")->required(false);
-  command
-      .add_option("--placement", options->placement,
-                  "a placement file to score or to write in another format, instead of --policy")
+  option(command, "--placement", options->placement,
+         "a placement file to score or to write in another format, instead of --policy")
       ->excludes(policy);
-  auto* load = command.add_option(
-      "--load", options->load,
-      "observed tokens: {\"load\": [layers][experts]}, SGLang's {\"logical_count\": ..} or .npy "
-      "([steps,] layers, experts)");
-  command.add_option("--trace", options->trace, "routing trace, counted instead")->excludes(load);
-  command
-      .add_option("--gpus", options->gpus,
-                  "expert-parallel ranks; with --placement only if the file does not say")
-      ->check(CLI::Range(1, 1 << 16));
-  auto* slots =
-      command.add_option("--slots", options->slots, "slots of all GPUs together, per layer")
-          ->check(CLI::Range(1, 1 << 24));
-  command.add_option("--replication", options->replication, "slots per expert (default: 1)")
-      ->check(a_number(1, 1e6))
+  auto* load = command.add_option("--load", options->load,
+                                  "observed tokens: {\"load\": [layers][experts]}, SGLang's "
+                                  "{\"logical_count\": ..} or .npy ([steps,] layers, experts)");
+  option(command, "--trace", options->trace, "routing trace, counted instead")->excludes(load);
+  option(command, "--gpus", options->gpus,
+         "expert-parallel ranks; with --placement only if the file does not say",
+         CLI::Range(1, 1 << 16));
+  auto* slots = option(command, "--slots", options->slots, "slots of all GPUs together, per layer",
+                       CLI::Range(1, 1 << 24));
+  option(command, "--replication", options->replication, "slots per expert (default: 1)",
+         a_number(1, 1e6))
       ->excludes(slots);
-  command
-      .add_option("--copies", options->copies,
-                  "by_gain: more copies in layers where these gain more (default: uniform)")
-      ->check(CLI::IsMember({"uniform", "by_gain"}))
+  option(command, "--copies", options->copies,
+         "by_gain: more copies in layers where these gain more (default: uniform)",
+         CLI::IsMember({"uniform", "by_gain"}))
       ->needs(policy);
-  command.add_option("--nodes", options->nodes, "nodes that hold the GPUs (default: 1)")
-      ->check(CLI::Range(1, 1 << 16));
-  command.add_option("--groups", options->groups, "expert groups (default: 1)")
-      ->check(CLI::Range(1, 1 << 16));
-  command
-      .add_option("--format", options->format, "format of the written placement (default: sglang)")
-      ->check(CLI::IsMember(
-          std::vector<std::string>(placement_format_names.begin(), placement_format_names.end())));
+  option(command, "--nodes", options->nodes, "nodes that hold the GPUs (default: 1)",
+         CLI::Range(1, 1 << 16));
+  option(command, "--groups", options->groups, "expert groups (default: 1)",
+         CLI::Range(1, 1 << 16));
+  option(command, "--format", options->format, "format of the written placement (default: sglang)",
+         CLI::IsMember(std::vector<std::string>(placement_format_names.begin(),
+                                                placement_format_names.end())));
   auto* first_layer =
-      command
-          .add_option(
-              "--first-layer", options->first_layer,
-              "the model's first MoE layer: sglang and trtllm count dense ones (default: 0)")
-          ->check(CLI::Range(0, 9999));
-  command
-      .add_option("--model", options->model,
-                  "model that says which layers have experts, and their numbers in files")
+      option(command, "--first-layer", options->first_layer,
+             "the model's first MoE layer: sglang and trtllm count dense ones (default: 0)",
+             CLI::Range(0, 9999));
+  option(command, "--model", options->model,
+         "model that says which layers have experts, and their numbers in files")
       ->excludes(first_layer);
   auto* score = command.add_flag(
       "--score", options->score,

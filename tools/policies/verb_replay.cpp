@@ -63,14 +63,13 @@ struct ExtraColumns {
   }
 
   std::vector<std::string> cells(const ReplayRow& row) const {
-    const auto percent = [](double share) { return fmt::format("{:.2f} %", 100 * share); };
     std::vector<std::string> cells;
-    if (drops) cells.push_back(percent(row.dropped));
-    if (misses) cells.push_back(percent(row.hit_rate.value_or(1)));
+    if (drops) cells.push_back(percent(row.dropped, 2));
+    if (misses) cells.push_back(percent(row.hit_rate.value_or(1), 2));
     if (brings) cells.push_back(fmt::format("{:.2f}", row.step_copies_mean.value_or(0)));
     if (shared) cells.push_back(fmt::format("{:.2f}", *row.max_tokens_with_shared_mean));
     for (const auto& share : {row.own_gpu_share, row.own_node_share})
-      if (near) cells.push_back(percent(share.value_or(0)));
+      if (near) cells.push_back(percent(share.value_or(0), 2));
     if (resampled) {
       cells.push_back(fmt::format("{:.3f}", row.requests_margin.value_or(0)));
       const auto& change = row.against_first;
@@ -91,9 +90,8 @@ struct ExtraColumns {
       text += "own GPU, own node: selections that the GPU or the node of their token serves.\n";
     if (resampled)
       text +=
-          "+- requests: 95 % interval over resampled requests. % of first: slots against "
-          "the first placement's\nwith the same routing, and the interval of that over "
-          "the same resamples.\n";
+          "+- requests: 95 % interval over resampled requests. % of first: slots against the first "
+          "placement's\nwith the same routing, and the interval of that over the same resamples.\n";
     return text;
   }
 
@@ -183,9 +181,8 @@ int replay_trace(const ReplayOptions& options) {
   asked.placements = policies(options.placements, "--placement");
   asked.routings = policies(options.routings, "--routing");
   asked.capacity = policy_node(options.capacity, "--capacity");
-  if (!options.expert_memory.empty()) {
+  if (!options.expert_memory.empty())
     asked.expert_memory = policy_node(options.expert_memory, "--expert-memory");
-  }
   if (!options.shared_expert.empty())
     asked.shared_expert = read_shared_expert(policy_node(options.shared_expert, "--shared-expert"));
   const auto sample =
@@ -199,7 +196,7 @@ int replay_trace(const ReplayOptions& options) {
   said.say(leave_out_large_batches(trace, asked));
   for (const std::string& remark : remarks_of(trace, asked)) said.say(remark);
   ProgressBar bar("scores");
-  asked.progress = [&](std::int64_t done, std::int64_t in_all) { bar.update(done, in_all); };
+  asked.progress = bar.hook();
   const std::vector<ReplayRow> rows = replay(trace, asked);
   bar.finish();
   if (!options.csv.empty()) write_file(options.csv, csv_of(to_json(rows).at("rows")));
@@ -226,19 +223,14 @@ int route_tokens(const ReplayOptions& options, const CLI::App& command) {
 // How batches are drawn and what of them is counted.
 void add_scoring(CLI::App& command, ReplayOptions& options) {
   ReplayConfig& config = options.config;
-  command.add_option("--batches", config.sampled_batches, "sampled batches (200)")
-      ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--nodes", config.nodes, "nodes that hold the GPUs (1)")
-      ->check(CLI::Range(1, 1 << 16));
-  command.add_option("--groups", config.groups, "expert groups (1)")->check(CLI::Range(1, 1 << 16));
-  command
-      .add_option("--weight-time", config.time.weight_time,
-                  "time to read one slot's weights, in any unit (1)")
-      ->check(a_number(0, 1e9));
-  command
-      .add_option("--token-time", config.time.token_time,
-                  "time to compute one token, in the same unit (1/206: bf16 on an H200)")
-      ->check(a_number(0, 1e9));
+  option(command, "--batches", config.sampled_batches, "sampled batches (200)",
+         CLI::Range(1, 1 << 20));
+  option(command, "--nodes", config.nodes, "nodes that hold the GPUs (1)", CLI::Range(1, 1 << 16));
+  option(command, "--groups", config.groups, "expert groups (1)", CLI::Range(1, 1 << 16));
+  option(command, "--weight-time", config.time.weight_time,
+         "time to read one slot's weights, in any unit (1)", a_number(0, 1e9));
+  option(command, "--token-time", config.time.token_time,
+         "time to compute one token, in the same unit (1/206: bf16 on an H200)", a_number(0, 1e9));
   command.add_option("--capacity", options.capacity,
                      "capacity of an expert, e.g. drop:factor=1.25 (dropless)");
   command.add_option(
@@ -249,18 +241,13 @@ void add_scoring(CLI::App& command, ReplayOptions& options) {
                      "waterfill:min_tokens=1");
   command.add_flag("--locality", config.locality,
                    "count selections that the GPU or the node of their token serves");
-  command
-      .add_option("--copies", options.copies,
-                  "by_gain: more copies in layers where these gain more (uniform)")
-      ->check(CLI::IsMember({"uniform", "by_gain"}));
-  command
-      .add_option("--cut", config.cuts,
-                  "rows of experts cut over so many GPUs too; slots in whole experts")
-      ->delimiter(',');
-  command
-      .add_option("--bootstrap", config.bootstrap,
-                  "resamples of the requests, for intervals over requests (0)")
-      ->check(CLI::Range(0, 1000));
+  option(command, "--copies", options.copies,
+         "by_gain: more copies in layers where these gain more (uniform)",
+         CLI::IsMember({"uniform", "by_gain"}));
+  option(command, "--cut", config.cuts,
+         "rows of experts cut over so many GPUs too; slots in whole experts", comma_separated);
+  option(command, "--bootstrap", config.bootstrap,
+         "resamples of the requests, for intervals over requests (0)", CLI::Range(0, 1000));
 }
 
 }  // namespace
@@ -276,42 +263,31 @@ Action setup_replay(CLI::App& command) {
                      "instead of a trace: one batch, {\"tokens\": [layers][experts]} or "
                      "{\"topk_ids\": [layers][tokens][k], \"source_rank\": [tokens]}; prints what "
                      "one --routing decides under the placement in the file --placement");
-  command.add_option("--gpus", config.gpus, "expert-parallel ranks")->check(CLI::Range(1, 1 << 16));
-  command
-      .add_option("--placement", options->placements,
-                  "policies, comma-separated, with options as name:key=value (eplb)")
-      ->delimiter(',');
-  command.add_option("--replication", config.replications, "slots per expert (1.0)")
-      ->delimiter(',');
-  command
-      .add_option("--routing", options->routings,
-                  "routing policies, written likewise (even,metro,optimal)")
-      ->delimiter(',');
-  command.add_option("--batch", config.batches, "tokens per batch (32)")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 20));
-  command
-      .add_option("--sample", options->sample,
-                  "distinct: one token of each of B requests; consecutive: B tokens of one; "
-                  "several: distinct, but more tokens of each where B is larger")
-      ->check(CLI::IsMember(
-          std::vector<std::string>(replay_sample_names.begin(), replay_sample_names.end())));
-  command
-      .add_option("--fit", options->fit,
-                  "placement fitted on the whole trace (self) or on half of the requests of every "
-                  "workload, scored on the others (half)")
-      ->check(CLI::IsMember(
-          std::vector<std::string>(replay_fit_names.begin(), replay_fit_names.end())));
-  command
-      .add_option("--fit-workloads", config.fit_workloads,
-                  "placement fitted on requests of these tags, scored on those of all others")
-      ->delimiter(',');
-  command
-      .add_option("--score-workloads", config.score_workloads,
-                  "with --fit-workloads: batches from requests of these tags alone (all others)")
-      ->delimiter(',');
+  option(command, "--gpus", config.gpus, "expert-parallel ranks", CLI::Range(1, 1 << 16));
+  option(command, "--placement", options->placements,
+         "policies, comma-separated, with options as name:key=value (eplb)", comma_separated);
+  option(command, "--replication", config.replications, "slots per expert (1.0)", comma_separated);
+  option(command, "--routing", options->routings,
+         "routing policies, written likewise (even,metro,optimal)", comma_separated);
+  option(command, "--batch", config.batches, "tokens per batch (32)", comma_separated,
+         CLI::Range(1, 1 << 20));
+  option(command, "--sample", options->sample,
+         "distinct: one token of each of B requests; consecutive: B tokens of one; several: "
+         "distinct, but more tokens of each where B is larger",
+         CLI::IsMember(
+             std::vector<std::string>(replay_sample_names.begin(), replay_sample_names.end())));
+  option(command, "--fit", options->fit,
+         "placement fitted on the whole trace (self) or on half of the requests of every workload, "
+         "scored on the others (half)",
+         CLI::IsMember(std::vector<std::string>(replay_fit_names.begin(), replay_fit_names.end())));
+  option(command, "--fit-workloads", config.fit_workloads,
+         "placement fitted on requests of these tags, scored on those of all others",
+         comma_separated);
+  option(command, "--score-workloads", config.score_workloads,
+         "with --fit-workloads: batches from requests of these tags alone (all others)",
+         comma_separated);
   add_scoring(command, *options);
-  command.add_option("--seed", config.seed, "seed of the sampled batches (1)")->check(a_seed());
+  option(command, "--seed", config.seed, "seed of the sampled batches (1)", a_seed());
   command.add_option("--csv", options->csv, "write every row, named as in JSON, to this file");
   auto* json = command.add_flag("--json", options->json, "print JSON instead of a table");
   command

@@ -93,23 +93,20 @@ OrderedJson to_json(const Info& info) {
                                         {"chunk", or_null(d.chunk)},
                                         {"variance_ratio", d.variance_ratio}});
   }
-  for (const RankImbalance& i : info.imbalance) {
+  for (const RankImbalance& i : info.imbalance)
     json["rank_imbalance"].push_back(
         {{"ranks", i.ranks}, {"batch", i.batch}, {"max_over_mean", i.max_over_mean}});
-  }
   OrderedJson& overlap = json["token_overlap"];
-  for (const TokenOverlap::Lag& lag : info.overlap.lags) {
+  for (const TokenOverlap::Lag& lag : info.overlap.lags)
     overlap["lags"].push_back({{"lag", lag.tokens}, {"share", or_null(lag.share)}});
-  }
   overlap["same_request"] = or_null(info.overlap.same_request);
   overlap["different_requests"] = or_null(info.overlap.different_requests);
   overlap["independent"] = info.overlap.independent;
   overlap["uniform"] = info.overlap.uniform;
-  if (info.layers) {
+  if (info.layers)
     json["next_layer"] = {{"recall_k", to_json(info.layers->recall_k)},
                           {"recall_2k", to_json(info.layers->recall_2k)},
                           {"popularity_recall_k", info.layers->popularity_recall_k}};
-  }
   return json;
 }
 
@@ -130,15 +127,14 @@ std::string skew_text(const Info& info) {
 std::string distinct_text(const Info& info) {
   Table distinct({"batch", "distinct experts: decode", "independent", "uniform",
                   "chunk of one request", "spread*"});
-  for (const DistinctExperts& d : info.distinct) {
+  for (const DistinctExperts& d : info.distinct)
     distinct.add({fmt::format("{}", d.batch), fmt::format("{:.1f}", d.decode),
                   fmt::format("{:.1f}", d.independent), fmt::format("{:.1f}", d.uniform),
                   d.chunk ? fmt::format("{:.1f}", *d.chunk) : "-",
                   fmt::format("{:.2f}", d.variance_ratio)});
-  }
   return distinct.text() +
-         "*: variance of a decode batch's sum over layers, over the sum of the layers' "
-         "variances: 1 if\nlayers are independent\n";
+         "*: variance of a decode batch's sum over layers, over the sum of the layers' variances: "
+         "1 if\nlayers are independent\n";
 }
 
 std::string imbalance_text(const Info& info) {
@@ -157,10 +153,9 @@ std::string imbalance_text(const Info& info) {
 
 std::string overlap_text(const Info& info) {
   Table overlap({"experts two tokens share", "share of k"});
-  for (const TokenOverlap::Lag& lag : info.overlap.lags) {
+  for (const TokenOverlap::Lag& lag : info.overlap.lags)
     overlap.add({fmt::format("one request, {} apart", lag.tokens),
                  lag.share ? fmt::format("{:.3f}", lag.share->mean) : "-"});
-  }
   const auto add_overlap = [&](const std::string& name, const std::optional<double>& share) {
     overlap.add({name, share ? fmt::format("{:.3f}", *share) : "-"});
   };
@@ -185,13 +180,12 @@ std::string to_text(const Info& info) {
   text += fmt::format("{}\n{}\n{}\n{}", skew_text(info), distinct_text(info), imbalance_text(info),
                       overlap_text(info));
   if (info.layers) {
-    text += "\n" +
-            wrapped(fmt::format(
-                "the next layer's experts, guessed from this one's: recall@k {:.2f} "
-                "[{:.2f}..{:.2f}], recall@2k {:.2f} (by popularity alone {:.2f})",
-                info.layers->recall_k.mean, info.layers->recall_k.min, info.layers->recall_k.max,
-                info.layers->recall_2k.mean, info.layers->popularity_recall_k)) +
-            "\n";
+    text +=
+        "\n" + paragraph(
+                   "the next layer's experts, guessed from this one's: recall@k {:.2f} "
+                   "[{:.2f}..{:.2f}], recall@2k {:.2f} (by popularity alone {:.2f})",
+                   info.layers->recall_k.mean, info.layers->recall_k.min, info.layers->recall_k.max,
+                   info.layers->recall_2k.mean, info.layers->popularity_recall_k);
   }
   return text;
 }
@@ -228,14 +222,12 @@ Action setup_trace(CLI::App& command) {
   const auto info = std::make_shared<InfoOptions>();
   CLI::App* look = command.add_subcommand(
       "info", "a routing trace's skew, distinct experts, overlaps, lengths and reuse");
-  look->add_option("PATH", info->path,
-                   "routing trace, a directory; or a file of requests or sessions")
-      ->required();
-  look->add_option("--id-block", info->id_block,
-                   "tokens of a block of sessions, and of one of their hash_ids (default: 512)")
-      ->check(CLI::Range(1, 1 << 20));
-  look->add_option("--seed", info->seed, "seed of the sampled batches (default: 1)")
-      ->check(a_seed());
+  option(*look, "PATH", info->path, "routing trace, a directory; or a file of requests or sessions",
+         mandatory);
+  option(*look, "--id-block", info->id_block,
+         "tokens of a block of sessions, and of one of their hash_ids (default: 512)",
+         CLI::Range(1, 1 << 20));
+  option(*look, "--seed", info->seed, "seed of the sampled batches (default: 1)", a_seed());
   look->add_flag("--json", info->json, "print JSON instead of tables");
   look->callback([info, chosen] {
     *chosen = [info] {
@@ -253,12 +245,11 @@ Action setup_trace(CLI::App& command) {
 
   const auto made = std::make_shared<GenerateOptions>();
   CLI::App* make = command.add_subcommand("generate", "make a synthetic trace for a model");
-  make->add_option("--model", made->model, model_option)->required();
-  make->add_option("--gating", made->gating,
-                   "name or JSON, e.g. '{\"type\": \"topical\", \"requests\": 64}'")
-      ->required();
-  make->add_option("--seed", made->seed, "(default: 1)")->check(a_seed());
-  make->add_option("-o,--output", made->output, "directory to write")->required();
+  option(*make, "--model", made->model, model_option, mandatory);
+  option(*make, "--gating", made->gating,
+         "name or JSON, e.g. '{\"type\": \"topical\", \"requests\": 64}'", mandatory);
+  option(*make, "--seed", made->seed, "(default: 1)", a_seed());
+  option(*make, "-o,--output", made->output, "directory to write", mandatory);
   make->callback([made, chosen] {
     *chosen = [made] {
       generate(*made);

@@ -84,10 +84,10 @@ void run_import(const ImportCommand& command) {
   }
   if (!imported.counts.shape.empty()) {
     write_counts(imported.counts, command.output);
-    print(fmt::format(
-        "{}/expert_counts.npy: tokens of each expert in {} steps and {} layers, for place --load; "
-        "counts alone are not routing that run or replay could take\n",
-        command.output, imported.counts.extent(0), imported.counts.extent(1)));
+    print(
+        fmt::format("{}/expert_counts.npy: tokens of each expert in {} steps and {} layers, for "
+                    "place --load; counts alone are not routing that run or replay could take\n",
+                    command.output, imported.counts.extent(0), imported.counts.extent(1)));
   }
   for (const std::string& remark : imported.remarks) print(remark + "\n");
 }
@@ -100,16 +100,15 @@ void add_trace_import(CLI::App& trace, const std::shared_ptr<Action>& chosen) {
   std::string forms;
   for (const ImportForm& form : import_forms())
     forms += fmt::format("\n{}: {}", form.name, form.summary);
-  read->add_option("--from", command->form, "form of the recording:" + forms)->required();
-  read->add_option("PATHS", command->paths, "files, or folders of them")->required();
-  read->add_option("--model", command->model, model_option)->required();
+  option(*read, "--from", command->form, "form of the recording:" + forms, mandatory);
+  option(*read, "PATHS", command->paths, "files, or folders of them", mandatory);
+  option(*read, "--model", command->model, model_option, mandatory);
   read->add_option("--placement", command->placement,
                    "placement file: the recording's ids are its slots");
-  read->add_option("--gpus", command->gpus, "GPUs that hold the placement's slots")
-      ->check(at_least_one());
+  option(*read, "--gpus", command->gpus, "GPUs that hold the placement's slots", at_least_one());
   read->add_option("--requests", command->requests,
                    "JSON lines, one for each request: prompt_tokens, workload, file");
-  read->add_option("-o,--output", command->output, "directory to write")->required();
+  option(*read, "-o,--output", command->output, "directory to write", mandatory);
   read->callback([command, chosen] {
     *chosen = [command] {
       run_import(*command);

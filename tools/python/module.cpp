@@ -72,8 +72,8 @@ std::unique_lock<std::mutex> alone() {
   std::unique_lock lock(running, std::try_to_lock);
   if (!lock)
     throw ConfigError(
-        "another call of moesim is running in this process; wait for its end, or use a process "
-        "for each");
+        "another call of moesim is running in this process; wait for its end, or use a process for "
+        "each");
   take_cause();
   return lock;
 }

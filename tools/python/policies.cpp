@@ -247,10 +247,11 @@ class PythonTokenRouter final : public TokenRouter {
     });
     for (std::size_t slot = 0; slot < answer.size(); ++slot) {
       if (answer[slot] < 0 || answer[slot] > std::numeric_limits<std::int32_t>::max())
-        refuse(place,
-               fmt::format("slot {} is given {} tokens; expected 0 or more, and those of its "
-                           "expert at most",
-                           slot, answer[slot]));
+        refuse(
+            place,
+            fmt::format(
+                "slot {} is given {} tokens; expected 0 or more, and those of its expert at most",
+                slot, answer[slot]));
     }
     for (int expert = 0; expert < problem.placement.experts(); ++expert) {
       std::int64_t sum = 0;
@@ -283,9 +284,10 @@ class PythonTokenRouter final : public TokenRouter {
       const int expert = problem.rows.ids[i];
       const auto slots = problem.placement.slots_of(expert);
       if (std::ranges::find(slots, answer[i]) == slots.end())
-        refuse(place, fmt::format("token {} picks expert {}, but slot {} does not hold the expert; "
-                                  "its slots: {}",
-                                  i / problem.rows.k(), expert, answer[i], fmt::join(slots, ", ")));
+        refuse(place,
+               fmt::format(
+                   "token {} picks expert {}, but slot {} does not hold the expert; its slots: {}",
+                   i / problem.rows.k(), expert, answer[i], fmt::join(slots, ", ")));
       choice.slot_of_selection[i] = static_cast<std::int32_t>(answer[i]);
       ++choice.tokens_of_slot[at(answer[i])];
     }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <functional>
 #include <map>
 #include <set>
@@ -75,11 +74,9 @@ OrderedJson rounded(double value, int digits) {
   return std::stod(fmt::format("{:.{}g}", value, digits));
 }
 
-std::string text_of(const Json& value) { return value.is_null() ? "-" : setting_text(value); }
-
 std::vector<std::string> texts_of(const std::vector<Json>& values) {
   std::vector<std::string> texts;
-  for (const Json& value : values) texts.push_back(text_of(value));
+  for (const Json& value : values) texts.push_back(setting_cell(value));
   return texts;
 }
 
@@ -142,12 +139,6 @@ OrderedJson metrics_of(const StoredPoint& point, const std::vector<std::string>&
   return metrics;
 }
 
-// Returns "stable" if its rates are those of a steady state, or why not.
-OrderedJson state_of(const StoredPoint& point) {
-  const Json* state = find_value(point.report, state_pointer);
-  return state == nullptr ? OrderedJson() : OrderedJson(*state);
-}
-
 // The mean step of each kind in ms by part, in the order of part_names. Where prefill has a pool of
 // its own the report's own steps are those of the decode pool, and this adds "prefill pool: KIND".
 OrderedJson parts_of(const StoredPoint& point) {
@@ -158,9 +149,8 @@ OrderedJson parts_of(const StoredPoint& point) {
       const Json* parts = find_value(point.report, of_kind + "/parts_mean_ms");
       if (parts == nullptr || report_number(point, of_kind + "/steps").value_or(0) == 0) continue;
       OrderedJson& row = kinds[title + std::string(kind)] = OrderedJson::array();
-      for (const std::string_view part : part_names) {
+      for (const std::string_view part : part_names)
         row.push_back(rounded(parts->value(std::string(part), 0.0), 5));
-      }
     }
   };
   add("/steps", "");
@@ -183,9 +173,8 @@ OrderedJson instances_of(const StoredPoint& point) {
     for (const Json& instance : *instances) {
       if (rows.size() == most_instances) return;
       OrderedJson row{pool, instance.at("instance").get<int>()};
-      for (const std::string_view column : instance_columns) {
+      for (const std::string_view column : instance_columns)
         row.push_back(rounded(instance.at(std::string(column)).get<double>(), 5));
-      }
       rows.push_back(std::move(row));
     }
   };
@@ -197,9 +186,8 @@ OrderedJson instances_of(const StoredPoint& point) {
 
 // Means per step of what one layer's ranks do, appended.
 void append_means(OrderedJson& cells, const Json& layer, const char* what, double steps) {
-  for (const Json& total : layer.at(what).at("total_by_rank")) {
+  for (const Json& total : layer.at(what).at("total_by_rank"))
     cells.push_back(rounded(total.get<double>() / steps, 4));
-  }
 }
 
 // Loads for each kind of step: tokens and activated slots per step, [layer x rank]. Also their
@@ -324,9 +312,8 @@ std::optional<OrderedJson> compare_values(const StoredSweep& sweep, const Done& 
     json["pairs_left_out"] = pairs - comparison.pairs.size();
     OrderedJson names = OrderedJson::array();
     for (const Axis& of_pairs : comparison.axes) names.push_back(of_pairs.name);
-    for (std::size_t i = 0; i < comparison.pairs.size(); ++i) {
+    for (std::size_t i = 0; i < comparison.pairs.size(); ++i)
       json["pairs"][i]["settings"] = texts_of(comparison.pairs[i].settings);
-    }
     json["settings"] = std::move(names);
     json["also"] = std::move(also);
     json["axis"] = name_in_words(axis.name);
@@ -361,11 +348,10 @@ OrderedJson comparisons_of(const StoredSweep& sweep, const Done& done,
 
 OrderedJson compared_metrics_json() {
   OrderedJson metrics = OrderedJson::array();
-  for (const ComparedMetric& metric : compared_metrics) {
+  for (const ComparedMetric& metric : compared_metrics)
     metrics.push_back({{"name", metric.name},
                        {"label", metric.metric->label},
                        {"more_is_better", metric.more_is_better()}});
-  }
   return metrics;
 }
 
@@ -392,10 +378,8 @@ OrderedJson unfinished_of(const StoredSweep& sweep) {
   for (const StoredPoint& point : sweep.points) {
     if (point.status == PointStatus::done) continue;
     OrderedJson settings = OrderedJson::array();
-    for (const Axis& axis : sweep.axes) {
-      const Json* value = find_value(point.config, axis.pointer);
-      settings.push_back(value == nullptr ? "-" : text_of(*value));
-    }
+    for (const Axis& axis : sweep.axes)
+      settings.push_back(setting_cell(value_at(point.config, axis.pointer)));
     unfinished.push_back({{"id", point.config_hash},
                           {"status", status_name(point.status)},
                           {"error", point.error},
@@ -525,9 +509,8 @@ std::vector<std::string> page_pointers(const PageOptions& options) {
   std::vector<std::string> pointers = options.axes.by;
   pointers.insert(pointers.end(), {options.axes.x, options.axes.y, "/model", "/cluster"});
   for (const Metric* metric : page_metrics) pointers.emplace_back(metric->pointer);
-  for (const ComparedMetric& compared : compared_metrics) {
+  for (const ComparedMetric& compared : compared_metrics)
     pointers.emplace_back(compared.metric->pointer);
-  }
   for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
   pointers.emplace_back(slo_pointer);
   pointers.emplace_back(state_pointer);
@@ -553,12 +536,11 @@ OrderedJson heading_of(const StoredSweep& sweep, const PageOptions& options, con
                    {"chosen", options.chosen},
                    {"x", options.axes.x},
                    {"y", options.axes.y}};
-  for (const ShownMetric& metric : metrics_shown(done, options, curves)) {
+  for (const ShownMetric& metric : metrics_shown(done, options, curves))
     data["metrics"].push_back({{"pointer", metric.pointer},
                                {"label", metric.label},
                                {"unit", metric.unit},
                                {"less", metric.less_is_better}});
-  }
   data["parts"] = part_names;
   data["axes"] = names_of(sweep.axes);
   for (const auto& [key, names] :
@@ -641,7 +623,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
                               {"group", data["groups"].size() - 1},
                               {"settings", texts_of(curve_point.settings, words.settings)},
                               {"metrics", metrics_of(point, pointers)},
-                              {"state", state_of(point)},
+                              {"state", OrderedJson(value_at(point.report, state_pointer))},
                               {"command", reproduce_command(sweep, point, options.base)}});
     if (report_of) point.report = Json();  // is shown; what follows reads whole ones again
   }
@@ -656,14 +638,12 @@ std::string report_page(const OrderedJson& data) {
   if (assets::echarts_js().empty()) {
     throw ConfigError(
         "this moesim was built without Apache ECharts, which draws the page; in the source tree "
-        "run "
-        "`tools/report/fetch echarts/dist/echarts.min.js` and build again");
+        "run `tools/report/fetch echarts/dist/echarts.min.js` and build again");
   }
   // Nothing in the data may end its script: "<" is written as JSON's escape.
   std::string json;
-  for (const char c : data.dump(-1, ' ', false, OrderedJson::error_handler_t::replace)) {
+  for (const char c : data.dump(-1, ' ', false, OrderedJson::error_handler_t::replace))
     json += c == '<' ? std::string("\\u003c") : std::string(1, c);
-  }
   const std::map<std::string_view, std::string_view> parts{{"css", assets::page_css()},
                                                            {"js", assets::page_js()},
                                                            {"echarts", assets::echarts_js()},

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <filesystem>
 #include <memory>
 
-#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/report/page.hpp"
@@ -31,22 +30,18 @@ int run(const ReportOptions& options) {
 
 Action setup_report(CLI::App& command) {
   const auto options = std::make_shared<ReportOptions>();
-  command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
-  command.add_option("-o,--output", options->output, "the page, HTML")->required();
-  command
-      .add_option("--x", options->page.axes.x,
-                  "first x axis of the chart: a pointer into the report")
-      ->capture_default_str();
+  option(command, "STORE", options->store, "store that `moesim sweep` wrote", mandatory);
+  option(command, "-o,--output", options->output, "the page, HTML", mandatory);
+  option(command, "--x", options->page.axes.x,
+         "first x axis of the chart: a pointer into the report", default_shown);
   options->page.axes.y.clear();
-  command.add_option(
-      "--y", options->page.axes.y,
-      "first y axis of the chart: a pointer into the report (default: goodput where points "
-      "have an SLO, else output throughput per GPU)");
-  command
-      .add_option("--by", options->page.axes.by,
-                  "a curve for each value of this; repeatable (default: what the sweep varies, but "
-                  "load, batch, plan and seed)")
-      ->allow_extra_args(false);
+  command.add_option("--y", options->page.axes.y,
+                     "first y axis of the chart: a pointer into the report (default: goodput where "
+                     "points have an SLO, else output throughput per GPU)");
+  option(command, "--by", options->page.axes.by,
+         "a curve for each value of this; repeatable (default: what the sweep varies, but load, "
+         "batch, plan and seed)",
+         repeatable);
   command.add_option("--base", options->page.base,
                      "the experiment as the page's commands name it (default: as the sweep does)");
   command.footer(

@@ -25,7 +25,7 @@ std::string served_table(const ClusterReport& report) {
                fixed_text(m.request_throughput, 2), fixed_text(m.output_throughput, 0),
                ms_text(m.ttft, &Summary::p50), ms_text(m.ttft, &Summary::p99),
                ms_text(m.tpot, &Summary::p50), ms_text(m.tpot, &Summary::p99),
-               m.attainment ? fmt::format("{:.1f} %", 100 * m.slo_attainment) : "-",
+               m.attainment ? percent(m.slo_attainment) : "-",
                m.attainment ? fixed_text(m.request_goodput, 2) : "-",
                one.report.measurement.state});
   }
@@ -48,19 +48,18 @@ std::string spine_table(const ClusterReport& report) {
 std::string spine_text(const ClusterReport& report) {
   const ClusterStats& cluster = report.cluster;
   if (!cluster.spine) {
-    return wrapped(
-               "The network is non-blocking: each deployment is served as if alone. Give "
-               "network/spine_bandwidth where switches above nodes carry less than NICs send.") +
-           "\n";
+    return paragraph(
+        "The network is non-blocking: each deployment is served as if alone. Give "
+        "network/spine_bandwidth where switches above nodes carry less than NICs send.");
   }
   const SpineStats& spine = *cluster.spine;
   return fmt::format("spine: {} of {} GB/s used ({:.0f} %), between NVLink domains\n\n{}",
                      gb_per_s(cluster.spine_bytes_per_s + spine.background),
                      gb_per_s(spine.bandwidth), 100 * spine.load, spine_table(report)) +
-         wrapped(fmt::format("{} runs; traffic charged and traffic measured differ by {:.1f} % of "
-                             "the spine at most",
-                             spine.runs, 100 * spine.residual)) +
-         "\n";
+         paragraph(
+             "{} runs; traffic charged and traffic measured differ by {:.1f} % of the spine at "
+             "most",
+             spine.runs, 100 * spine.residual);
 }
 
 }  // namespace

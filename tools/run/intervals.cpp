@@ -107,12 +107,10 @@ Traces resampled(Traces traces, std::uint64_t seed, int draw) {
   const auto of_phase = [&](std::string_view phase) {
     return Rng(seed, fmt::format("interval {} {} requests", draw, phase));
   };
-  if (!traces.decode.meta().synthetic) {
+  if (!traces.decode.meta().synthetic)
     traces.decode = resampled_requests(traces.decode, of_phase("decode"));
-  }
-  if (traces.prefill && !traces.prefill->meta().synthetic) {
+  if (traces.prefill && !traces.prefill->meta().synthetic)
     traces.prefill = resampled_requests(*traces.prefill, of_phase("prefill"));
-  }
   traces.fits = std::make_shared<TraceFits>();
   return traces;
 }

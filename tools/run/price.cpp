@@ -247,9 +247,8 @@ void serve_prices(const Deployment& deployment, const std::string& path) {
   if (::bind(listener.number(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listener.number(), SOMAXCONN) != 0) {
     throw ConfigError(
-        fmt::format("--socket {}: {}; name a path that does not exist, in a folder "
-                    "that does",
-                    path, std::strerror(errno)));
+        fmt::format("--socket {}: {}; name a path that does not exist, in a folder that does", path,
+                    std::strerror(errno)));
   }
   spdlog::info("{}: a batch a line, an answer a line; Ctrl-C ends", path);
   while (wait_for(listener.number())) {

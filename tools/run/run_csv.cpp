@@ -66,10 +66,9 @@ void StepsCsv::step_ended(const StepRecord& record, Time now) {
                   step_kind_names[static_cast<std::size_t>(step.kind)],
                   step_kind_names[static_cast<std::size_t>(step.rule)], step.prefill_tokens,
                   step.decode_tokens, step.dummy_ranks, step.kv_blocks_used, step.preemptions);
-  for (const auto& part : cost.parts) {
+  for (const auto& part : cost.parts)
     fmt::format_to(std::back_inserter(line), ",{}",
                    ms(std::accumulate(part.begin(), part.end(), 0.0)));
-  }
   const double idle = std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);
   file_.write(fmt::format("{},{},{},{}\n", line, ms(mean(idle, cost.idle.size())),
                           expert_cells(cost.moe_layers()), record.instance));
@@ -87,9 +86,9 @@ std::string requests_csv(const std::vector<RequestRecord>& requests,
   const bool sessions = !requests.empty() && requests.front().turn;
   std::string csv =
       "request,arrival_s,instance,rank,state,prompt_tokens,output_tokens,generated_tokens,ttft_ms,"
-      "tpot_ms,e2el_ms,preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens,"
-      "prefill_instance,prefill_rank,prefill_score,prefill_hit_share,prefill_locality,"
-      "prefill_load_kv_tokens,kv_transfer_ms";
+      "tpot_ms,e2el_ms,preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens,prefill_"
+      "instance,prefill_rank,prefill_score,prefill_hit_share,prefill_locality,prefill_load_kv_"
+      "tokens,kv_transfer_ms";
   if (sessions) csv += ",session,turn";
   if (shared_prefix > 0) csv += ",shared_prefix";
   csv += classes.empty() ? "\n" : ",class\n";

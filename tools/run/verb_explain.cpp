@@ -13,6 +13,7 @@
 #include "sim/serving/simulator.hpp"
 #include "sim/serving/typical_step.hpp"
 #include "tools/cli/experiment_options.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
@@ -206,8 +207,8 @@ const Deployment& pool_of(const Experiment& experiment, bool prompts, bool decod
   const bool apart = experiment.pools.size() > 1;
   if (apart && prompts && decodes) {
     throw ConfigError(
-        "prefill and decode have pools of their own, and no step has both; give --step prefill "
-        "or --step decode");
+        "prefill and decode have pools of their own, and no step has both; give --step prefill or "
+        "--step decode");
   }
   return apart && prompts ? experiment.pools.front() : experiment.decode();
 }
@@ -217,10 +218,10 @@ std::string room_text(const StepContent& content, const Deployment& e) {
   if (content.sequences == 0) return "";
   const int most = most_sequences(e, content.context);
   if (content.sequences <= most) return "";
-  return wrapped(fmt::format("this step cannot run: {} sequences of {} tokens are more than the KV "
-                             "cache and max_num_seqs allow; {} at most",
-                             content.sequences, content.context, most)) +
-         "\n";
+  return paragraph(
+      "this step cannot run: {} sequences of {} tokens are more than the KV cache and max_num_seqs "
+      "allow; {} at most",
+      content.sequences, content.context, most);
 }
 
 // --- what they cost
@@ -317,14 +318,12 @@ std::optional<HeldUp> held_up(const ExplainedStep& step, const Deployment& e) {
 std::string held_up_text(const std::optional<HeldUp>& held) {
   if (!held) return "";
   return "\n" +
-         wrapped(fmt::format(
+         paragraph(
              "straggler: EP rank {} is the last with its experts in {} of {} MoE layers. The "
-             "longest "
-             "wait is in layer {}: {:.3f} ms in the mean, for EP rank {}. That rank activates "
-             "{:.0f} experts with {:.0f} tokens; the mean rank {:.1f} with {:.1f}",
+             "longest wait is in layer {}: {:.3f} ms in the mean, for EP rank {}. That rank "
+             "activates {:.0f} experts with {:.0f} tokens; the mean rank {:.1f} with {:.1f}",
              held->rank, held->last_in, held->layers, held->layer, held->wait_ms, held->layer_rank,
-             held->activated, held->tokens, held->mean_activated, held->mean_tokens)) +
-         "\n";
+             held->activated, held->tokens, held->mean_activated, held->mean_tokens);
 }
 
 OrderedJson held_up_json(const std::optional<HeldUp>& held) {
@@ -408,10 +407,9 @@ std::string afd_text(const StepCost& cost, const ParallelPlan& plan) {
   if (!cost.afd) return "";
   const auto percents = [&](const std::array<Seconds, 4>& times) {
     std::string text;
-    for (std::size_t stage = 0; stage < times.size(); ++stage) {
+    for (std::size_t stage = 0; stage < times.size(); ++stage)
       text += fmt::format("{}{} {:.1f} %", stage == 0 ? "" : ", ", afd_stage_names[stage],
                           100 * (times[stage] / cost.total));
-    }
     return text;
   };
   return fmt::format(
@@ -523,11 +521,9 @@ std::string bounds_of(const ExplainedStep& step) {
 // Which steps have prompts at all, where some are held back.
 std::string alignment_text(const Deployment& e) {
   if (e.prefill_alignment.type == "none") return "";
-  return wrapped(
-             fmt::format("some steps hold prompts back: {}; `moesim run` says how many, and how "
-                         "long prompts wait",
-                         e.prefill_alignment.options.dump())) +
-         "\n";
+  return paragraph(
+      "some steps hold prompts back: {}; `moesim run` says how many, and how long prompts wait",
+      e.prefill_alignment.options.dump());
 }
 
 // " of 189 decodes and 8192 prompt tokens a rank".
@@ -587,11 +583,11 @@ std::string tiers_text(const Deployment& e) {
         tier.piece_time > Seconds(0)
             ? fmt::format(", {:.0f} pieces of {:.3g} us", pieces, 1e6 * tier.piece_time.count())
             : "";
-    text += wrapped(fmt::format("tier {}: a load of 1,024 tokens takes {:.3f} ms on the GPU's own "
-                                "link ({:.1f} GB/s{}) with nothing before it; {}",
-                                tier.name, 1e3 * time.count(), tier.bandwidth.value() * 1e-9,
-                                in_pieces, waits[at(e.kv_cache.read)])) +
-            "\n";
+    text += paragraph(
+        "tier {}: a load of 1,024 tokens takes {:.3f} ms on the GPU's own link ({:.1f} GB/s{}) "
+        "with nothing before it; {}",
+        tier.name, 1e3 * time.count(), tier.bandwidth.value() * 1e-9, in_pieces,
+        waits[at(e.kv_cache.read)]);
   }
   return text.empty() ? text : "\n" + text;
 }
@@ -656,44 +652,35 @@ Action setup_explain(CLI::App& command) {
   const auto options = std::make_shared<ExplainOptions>();
   options->experiment.add_with_deployment(command);
   CLI::Option* const kind =
-      command.add_option("--step", options->kind, "decode, prefill or mixed (default: decode)")
-          ->check(CLI::IsMember({"decode", "prefill", "mixed"}));
+      option(command, "--step", options->kind, "decode, prefill or mixed (default: decode)",
+             CLI::IsMember({"decode", "prefill", "mixed"}));
   CLI::Option* const sequences =
-      command
-          .add_option(
-              "--sequences", options->sequences,
-              "decode sequences per rank (default: the mean batch of the config's own load)")
-          ->check(CLI::Range(1, 1 << 16));
+      option(command, "--sequences", options->sequences,
+             "decode sequences per rank (default: the mean batch of the config's own load)",
+             CLI::Range(1, 1 << 16));
   CLI::Option* const context =
-      command
-          .add_option(
-              "--context", options->context,
-              "tokens in the KV cache of each (default: the mean of the config's own load); in "
-              "a prefill step, tokens computed before of each prompt (default: 0)")
-          ->check(CLI::Range(0, 1 << 24));
+      option(command, "--context", options->context,
+             "tokens in the KV cache of each (default: the mean of the config's own load); in a "
+             "prefill step, tokens computed before of each prompt (default: 0)",
+             CLI::Range(0, 1 << 24));
   CLI::Option* const tokens =
-      command
-          .add_option("--prefill-tokens", options->prefill_tokens,
-                      "prompt tokens per rank (default: max_num_batched_tokens; in a mixed step "
-                      "the mean prompt of the config's own load, at most what decodes leave)")
-          ->check(CLI::Range(1, 1 << 20));
+      option(command, "--prefill-tokens", options->prefill_tokens,
+             "prompt tokens per rank (default: max_num_batched_tokens; in a mixed step the mean "
+             "prompt of the config's own load, at most what decodes leave)",
+             CLI::Range(1, 1 << 20));
   CLI::Option* const prompts =
-      command
-          .add_option("--prompts", options->prompts,
-                      "several prompts of each rank, e.g. 7168,1000@29000: 1000 tokens after a "
-                      "prefix of 29000")
-          ->delimiter(',')
-          ->check(refuse_prompt)
+      option(
+          command, "--prompts", options->prompts,
+          "several prompts of each rank, e.g. 7168,1000@29000: 1000 tokens after a prefix of 29000",
+          comma_separated, refuse_prompt)
           ->excludes(tokens);
-  command
-      .add_option("--steps", options->steps,
-                  "JSON file, a list of steps to explain: [{\"sequences\": 16, \"context\": 1024, "
-                  "\"prompts\": [{\"tokens\": 1000, \"prefix\": 29000}]}]")
+  option(command, "--steps", options->steps,
+         "JSON file, a list of steps to explain: [{\"sequences\": 16, \"context\": 1024, "
+         "\"prompts\": [{\"tokens\": 1000, \"prefix\": 29000}]}]")
       ->excludes(kind, sequences, context, tokens, prompts);
-  command
-      .add_option("--samples", options->samples,
-                  "similar steps to price for the mean and its interval (default: 16)")
-      ->check(CLI::Range(1, 1 << 16));
+  option(command, "--samples", options->samples,
+         "similar steps to price for the mean and its interval (default: 16)",
+         CLI::Range(1, 1 << 16));
   command.add_flag("--json", options->json, "print JSON instead of a table");
   command.footer(
       "bound by: what takes most of the time. hbm and tensor_core: the bytes or the flops, at the "

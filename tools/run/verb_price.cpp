@@ -54,10 +54,9 @@ Action setup_price(CLI::App& command) {
   command.add_option("--socket", options->socket,
                      "listen on a Unix socket of this path instead of reading stdin; one caller "
                      "after another, each beginning anew");
-  command
-      .add_option("--pool", options->pool,
-                  "whose steps, where prefill and decode have pools of their own (default: decode)")
-      ->check(CLI::IsMember({"prefill", "decode"}));
+  option(command, "--pool", options->pool,
+         "whose steps, where prefill and decode have pools of their own (default: decode)",
+         CLI::IsMember({"prefill", "decode"}));
   command.footer(
       "A batch is a line: {\"ranks\": [{\"new\": [1, 1, 512], \"context\": [900, 70, 0]}, {}]}. "
       "Each DP rank has an object with a number for each sequence: new tokens, and tokens in the "
@@ -65,14 +64,12 @@ Action setup_price(CLI::App& command) {
       "\"prompt\": tokens of each prompt. A sequence with that context decodes, and further new "
       "tokens are drafts. Without \"prompt\" one new token after a context decodes.\n"
       "\"request\": numbers of requests in order of arrival, from 0. The tokens of a request "
-      "follow "
-      "one recording, as in a run. Without \"request\" each step takes any recording.\n"
+      "follow one recording, as in a run. Without \"request\" each step takes any recording.\n"
       "The answer is a line. \"seconds\" of the step, \"holds\": its kind. \"rank_seconds\": what "
       "each rank computes and sends. \"wait_seconds\": what each rank waits for others. "
       "\"active_experts\": of a MoE layer. \"activated\": slots of a layer on each EP rank.\n"
       "Experts are placed as at the start of a run. \"fidelity\": \"sampled\" in CONFIG answers "
-      "many "
-      "times faster. Bad input ends the program on stdin; on a socket the answer is "
+      "many times faster. Bad input ends the program on stdin; on a socket the answer is "
       "{\"error\": ...}.");
   return [options] { return price_batches(*options); };
 }

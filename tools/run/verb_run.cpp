@@ -4,7 +4,6 @@
 #include <numeric>
 #include <optional>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -46,27 +45,20 @@ struct RunOptions {
   int threads = 0;
 };
 
-std::string percent(double value) { return fmt::format("{:.1f} %", value * 100); }
-
 // Text of what was held back, what moved and what stopped, when anything did.
 std::string events_of(const PoolStats& pool) {
   std::string text;
-  if (const auto& held = pool.prefill_alignment) {
-    text +=
-        wrapped(fmt::format("{}: prompts held back in {:.1f} % of the steps, {:.1f} ms for each "
-                            "request in the mean",
-                            held->type, 100 * held->share_of_steps, held->mean_wait_ms)) +
-        "\n";
-  }
+  if (const auto& held = pool.prefill_alignment)
+    text += paragraph(
+        "{}: prompts held back in {:.1f} % of the steps, {:.1f} ms for each request in the mean",
+        held->type, 100 * held->share_of_steps, held->mean_wait_ms);
   const RebalancingLog& moved = pool.rebalancing;
-  if (moved.plans > 0) {
-    text += wrapped(fmt::format("rebalanced {} times: {} layers, {:.1f} GB; engine stopped for "
-                                "{:.3f} s, steps slowed by {:.3f} s",
-                                moved.plans, moved.layers_switched,
-                                (moved.nvlink + moved.network).value() / 1e9, moved.stalled.count(),
-                                moved.slowdown.count())) +
-            "\n";
-  }
+  if (moved.plans > 0)
+    text += paragraph(
+        "rebalanced {} times: {} layers, {:.1f} GB; engine stopped for {:.3f} s, steps slowed by "
+        "{:.3f} s",
+        moved.plans, moved.layers_switched, (moved.nvlink + moved.network).value() / 1e9,
+        moved.stalled.count(), moved.slowdown.count());
   for (const OutageStats& stats : pool.failures) text += outage_text(stats);
   return text;
 }
@@ -96,9 +88,8 @@ std::string roles_of(const PoolsStats& pools) {
   if (roles.mean_drain_s) text += fmt::format(", draining for {:.3g} s", *roles.mean_drain_s);
   if (roles.mean_switch_s && *roles.mean_switch_s > 0)
     text += fmt::format(" and switching for {:.3g} s", *roles.mean_switch_s);
-  return wrapped(text +
-                 fmt::format("; {} of group time was in neither pool", percent(roles.away_share))) +
-         "\n";
+  return paragraph(
+      text + fmt::format("; {} of group time was in neither pool", percent(roles.away_share)));
 }
 
 // A line per EP group, where there are several.
@@ -106,12 +97,11 @@ std::string groups_of(const Report& report) {
   if (!report.pools && !report.instances) return "";
   Table table({"group", "steps", "mean ms", "busy", "output tokens", "KV mean", "peak", "hits"});
   const auto add = [&](const std::string& name, const std::vector<InstanceStats>& instances) {
-    for (const InstanceStats& group : instances) {
+    for (const InstanceStats& group : instances)
       table.add({fmt::format("{} {}", name, group.instance), fmt::format("{}", group.steps),
                  fixed_text(group.mean_step_ms, 3), percent(group.utilization),
                  fmt::format("{}", group.output_tokens), percent(group.kv_mean_utilization),
                  percent(group.kv_peak_utilization), percent(group.prefix_hit_rate)});
-    }
   };
   if (!report.pools) {
     add("instance", *report.instances);
@@ -122,9 +112,8 @@ std::string groups_of(const Report& report) {
   const KvTransferStats& kv = report.pools->kv_transfer;
   return fmt::format(
              "above this line: throughput and latency of both pools, all else of the decode "
-             "pool\n\n{}"
-             "KV caches sent over {}: {}, {:.1f} GB; {} ms each, {} of them after the first "
-             "token\n",
+             "pool\n\n{}KV caches sent over {}: {}, {:.1f} GB; {} ms each, {} of them after the "
+             "first token\n",
              table.text(), kv.level, kv.transfers, kv.bytes / 1e9, fixed_text(kv.mean_ms, 2),
              fixed_text(kv.mean_exposed_ms, 2)) +
          roles_of(*report.pools);
@@ -149,17 +138,15 @@ std::string state_of(const MeasurementStats& measurement, const Summary& tpot) {
   // The load of one part of a run is by chance some percent above that of another.
   constexpr double telling = 0.1;
   const double grown_ms = 1e3 * measurement.tpot_growth * (measurement.end_s - measurement.begin_s);
-  if (state == "stable" && grown_ms > telling * tpot.mean) {
+  if (state == "stable" && grown_ms > telling * tpot.mean)
     text += fmt::format(", but TPOT grows by {} ms a second. Raise /workload/requests.",
                         number_text(1e3 * measurement.tpot_growth));
-  }
   if (state == "overloaded")
     text += "OVERLOADED: the wait for a first token grows without end. Lower the load.";
-  if (state == "unsteady") {
+  if (state == "unsteady")
     text +=
         "NO STEADY STATE: fewer requests leave than arrive between warm-up and last arrival. Raise "
         "/workload/requests.";
-  }
   if (state == "offline")
     text += "OFFLINE: all requests wait from the start. TTFT is mostly the wait in the queue.";
   if (state == "too_short") {
@@ -169,7 +156,7 @@ std::string state_of(const MeasurementStats& measurement, const Summary& tpot) {
   } else if (measurement.window == "whole") {
     text += " All requests arrived before the warm-up ended: figures are of the whole run.";
   }
-  return wrapped(text) + "\n";
+  return paragraph(text);
 }
 
 // The objectives and the share of the requests that met them, where the experiment has some.
@@ -251,8 +238,7 @@ std::string busiest_layer(const PoolStats& pool, const ServedModel& e, int gpu) 
     const auto its = static_cast<double>(tokens(*layer)[rank]);
     return fmt::format(
         ". Its EP load is highest in layer {}: rank {} computes {:.0f} tokens in a {} step, the "
-        "mean "
-        "rank {:.0f}, and activates no more experts",
+        "mean rank {:.0f}, and activates no more experts",
         layer->layer, rank, its / steps, usual->first,
         its / above_mean(tokens(*layer), rank) / steps);
   }
@@ -270,12 +256,10 @@ std::string straggler_of(const PoolStats& pool, const Deployment& e) {
   constexpr double worth_saying = .005;  // of the time
   if (mean - *last < worth_saying * breakdown.busy_seconds) return "";
   const auto gpu = static_cast<int>(last - idle.begin());
-  return wrapped(
-             fmt::format("straggler: GPU {} (waits {:.1f} % of the time at barriers; mean of all "
-                         "GPUs {:.1f} %){}",
-                         gpu, 100 * *last / breakdown.busy_seconds,
-                         100 * mean / breakdown.busy_seconds, busiest_layer(pool, e, gpu))) +
-         "\n";
+  return paragraph(
+      "straggler: GPU {} (waits {:.1f} % of the time at barriers; mean of all GPUs {:.1f} %){}",
+      gpu, 100 * *last / breakdown.busy_seconds, 100 * mean / breakdown.busy_seconds,
+      busiest_layer(pool, e, gpu));
 }
 
 std::string latency_table(const Metrics& metrics) {
@@ -351,12 +335,11 @@ std::string afd_text(const PoolStats& pool) {
   std::string path;
   for (const auto& [stage, share] : afd.critical_path)
     path += fmt::format("{}{} {}", path.empty() ? "" : ", ", stage, percent(share));
-  return wrapped(fmt::format(
-             "GPUs for attention wait {} of the time, GPUs for experts {}, of which {} for their "
-             "slowest rank; critical path: {}",
-             percent(afd.attention_idle_share), percent(afd.ffn_idle_share),
-             percent(afd.ffn_straggler_share), path)) +
-         "\n";
+  return paragraph(
+      "GPUs for attention wait {} of the time, GPUs for experts {}, of which {} for their slowest "
+      "rank; critical path: {}",
+      percent(afd.attention_idle_share), percent(afd.ffn_idle_share),
+      percent(afd.ffn_straggler_share), path);
 }
 
 // Text of where the time of steps goes, and what experts, buffers and KV cache made of it.
@@ -366,8 +349,7 @@ std::string pool_text(const PoolStats& pool, const Deployment& e) {
     if (entry.share < .005) continue;
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part, percent(entry.share));
   }
-  std::string text =
-      active_text(pool, e) + wrapped("time goes to " + parts) + "\n" + afd_text(pool);
+  std::string text = active_text(pool, e) + paragraph("time goes to " + parts) + afd_text(pool);
   const CoverageStats& decode = pool.routing_coverage.back().second;
   text += fmt::format(
       "barriers idle {}, KV cache {} used, peak {}{}\n", percent(pool.breakdown.barrier_idle_share),
@@ -383,17 +365,15 @@ std::string pool_text(const PoolStats& pool, const Deployment& e) {
         100 * sampled.standard_error, 100 * sampled.worst_step_error);
   }
   text += straggler_of(pool, e);
-  if (const auto& memory = pool.expert_memory.transfers) {
+  if (const auto& memory = pool.expert_memory.transfers)
     text +=
         fmt::format("experts: {} of runs found them in HBM; layers waited {} s for the others\n",
                     percent(memory->hit_rate), fixed_text(memory->stall.count(), 2));
-  }
   const ExpertStats& experts = pool.experts;
-  if (experts.dropped != 0 || experts.rerouted != 0 || experts.delayed != 0) {
+  if (experts.dropped != 0 || experts.rerouted != 0 || experts.delayed != 0)
     text +=
         fmt::format("selections dropped {}, rerouted {}, delayed {}\n", percent(experts.dropped),
                     percent(experts.rerouted), percent(experts.delayed));
-  }
   const std::int64_t cut = pool.expert_buffers.steps_cut;
   if (cut > 0) text += fmt::format("{} steps were made smaller: expert buffers were full\n", cut);
   return text;
@@ -431,14 +411,12 @@ std::string sessions_of(const Report& report) {
   std::string text =
       fmt::format("sessions     {} finished, {} broken, {} open{}\n", s.finished, s.broken, s.open,
                   s.too_long ? fmt::format("; {} had a turn beyond max_context", *s.too_long) : "");
-  if (s.measured > 0) {
+  if (s.measured > 0)
     text += fmt::format(
         "  of {} measured: {:.1f} turns, {:.1f} s, p90 {:.1f} s; service {:.0f} %, queue {:.0f} %, "
-        "gaps "
-        "{:.0f} %\n",
+        "gaps {:.0f} %\n",
         s.measured, s.mean_turns, s.completion.mean, s.completion.p90,
         100 * s.share_of_time.service, 100 * s.share_of_time.queue, 100 * s.share_of_time.gap);
-  }
   const auto turns = [&](const char* which, const std::optional<TurnGroupStats>& group) {
     if (!group) return;
     text += fmt::format(
@@ -502,9 +480,8 @@ std::string summary(const Report& report, const Deployment& e, const Rejections&
            (reasons.empty() ? "" : "rejected: " + reasons + "\n");
   }
   if (m.completed == 0) {
-    return wrapped(fmt::format("no request finished: {} of {} were rejected: {}", m.rejected,
-                               m.measured_requests, reasons)) +
-           "\n";
+    return paragraph("no request finished: {} of {} were rejected: {}", m.rejected,
+                     m.measured_requests, reasons);
   }
   std::string text;
   if (e.cluster.gpu.tables == nullptr || e.expert_cluster().gpu.tables == nullptr)
@@ -524,10 +501,9 @@ std::string summary(const Report& report, const Deployment& e, const Rejections&
     text += anchor_line(*e.anchor, report.anchored->tpot_factor, report.anchored->ttft_factor);
   text += groups_of(report) + events_of(report.pool);
   text += energy_of(report);
-  if (m.cost_per_million_output_tokens) {
+  if (m.cost_per_million_output_tokens)
     text += fmt::format("a million output tokens cost {} dollars\n",
                         fixed_text(m.cost_per_million_output_tokens, 2));
-  }
   return text;
 }
 
@@ -594,9 +570,7 @@ int run_deployments(const RunOptions& options, const ConfigNode& config) {
   ProgressBar progress("requests");
   std::vector<Recordings> recordings;  // of each deployment
   const ClusterReport report = run_shared(
-      read_shared_cluster(config), traces, {},
-      [&](std::int64_t finished, std::int64_t expected) { progress.update(finished, expected); },
-      [&](const Experiment& experiment) {
+      read_shared_cluster(config), traces, {}, progress.hook(), [&](const Experiment& experiment) {
         remarks.say_of(experiment);
         recordings.push_back(recordings_of(experiment.decode()));
       });
@@ -678,14 +652,12 @@ int say_launch(const RunOptions& options, const ConfigNode& config) {
     write_file(folder / file.name, file.text);
     names += " " + file.name;
   }
-  print(wrapped(fmt::format("written into {}:{}", folder.string(), names), 100, 2) + "\n");
+  print(indented(fmt::format("written into {}:{}", folder.string(), names), 2));
   return 0;
 }
 
 int run_experiment(const RunOptions& options) {
-  const auto threads = static_cast<std::size_t>(
-      options.threads > 0 ? options.threads
-                          : static_cast<int>(std::thread::hardware_concurrency()));
+  const auto threads = static_cast<std::size_t>(threads_of(options.threads));
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
   for (const auto& file : {options.report, options.profile, options.requests}) {
     require_writable(file);
@@ -707,10 +679,7 @@ int run_experiment(const RunOptions& options) {
   RunFiles files(options, experiment);
   const auto start = std::chrono::steady_clock::now();
   ProgressBar progress("requests");
-  const Report report = run(
-      experiment,
-      [&](std::int64_t finished, std::int64_t expected) { progress.update(finished, expected); },
-      files.observers());
+  const Report report = run(experiment, progress.hook(), files.observers());
   progress.finish();
   if (options.unfolded_step > report.work.steps)
     spdlog::warn("--timeline-layers {}: the run has {} steps", options.unfolded_step,
@@ -750,29 +719,26 @@ Action setup_run(CLI::App& command) {
       .add_flag("--launch-only", options->launch_only,
                 "print the commands of --launch alone, and simulate nothing")
       ->needs("--launch");
-  command
-      .add_option("--launch-to", options->launch_to,
-                  "write the commands of --launch into this folder, and simulate nothing: a script "
-                  "and a Kubernetes manifest for each server, router and benchmark")
+  option(command, "--launch-to", options->launch_to,
+         "write the commands of --launch into this folder, and simulate nothing: a script and a "
+         "Kubernetes manifest for each server, router and benchmark")
       ->needs("--launch");
-  command.add_option("--threads", options->threads, "threads to use (default: all cores)")
-      ->check(at_least_one());
+  option(command, "--threads", options->threads, "threads to use (default: all cores)",
+         at_least_one());
   command.add_option("--profile", options->profile,
                      "write the simulator's own time, memory and speed, JSON");
   command.add_option("--requests", options->requests, "write a line per request, CSV");
   command.add_option("--steps", options->steps, "write a line per step, CSV");
-  command.add_option("--fpm", options->fpm,
-                     "write a line per step and rank as Dynamo records them, JSONL: what bench "
-                     "--fpm reads");
+  command.add_option(
+      "--fpm", options->fpm,
+      "write a line per step and rank as Dynamo records them, JSONL: what bench --fpm reads");
   command.add_option("--events", options->events,
                      "write a line per event of the simulation, JSON: what happens, when, to which "
                      "request or EP group");
   command.add_option("--timeline", options->timeline,
                      "write steps, GPU lanes and requests as a trace that Perfetto opens, JSON");
-  command
-      .add_option("--timeline-layers", options->unfolded_step,
-                  "a step (line of --steps) whose MoE layers the timeline shows one by one")
-      ->check(at_least_one());
+  option(command, "--timeline-layers", options->unfolded_step,
+         "a step (line of --steps) whose MoE layers the timeline shows one by one", at_least_one());
   return [options] { return run_experiment(*options); };
 }
 

@@ -37,8 +37,8 @@ struct WhatIfOptions {
 Json outage_of(const std::string& option) {
   const auto refuse = [&](std::string_view what) {
     throw ConfigError(
-        fmt::format("--fail {}: {}; expected e.g. gpu=1,at=60s,for=30s, also "
-                    "instance=N or node=N; without \"for\" what stopped stays away",
+        fmt::format("--fail {}: {}; expected e.g. gpu=1,at=60s,for=30s, also instance=N or node=N; "
+                    "without \"for\" what stopped stays away",
                     option, what));
   };
   Json event;
@@ -161,8 +161,8 @@ ConfigNode changed(const ConfigNode& base, const Deployment& e, const WhatIfOpti
           options.ep, options.ep == "on" ? "whole" : "cut over all GPUs"));
     }
     throw ConfigError(
-        "what-if: nothing is changed; give --set /key=value, --engine, --redundant, --ep, "
-        "--metro or --fail");
+        "what-if: nothing is changed; give --set /key=value, --engine, --redundant, --ep, --metro "
+        "or --fail");
   }
   return {std::move(config), base.file()};
 }
@@ -238,20 +238,18 @@ std::string causes_text(std::string_view kind, const StepKindStats& before,
   add({"all", before.mean_ms, after.mean_ms});
   for (const PartChange& part : parts) add(part);
   return fmt::format(
-      "\n{}share of the time: {:.0f} % as it is, {:.0f} % changed; decodes a rank: "
-      "{:.1f}, {:.1f}\n",
+      "\n{}share of the time: {:.0f} % as it is, {:.0f} % changed; decodes a rank: {:.1f}, "
+      "{:.1f}\n",
       table.text(), 100 * before.share_of_time, 100 * after.share_of_time,
       before.mean_decode_tokens_per_rank, after.mean_decode_tokens_per_rank);
 }
 
 std::string to_text(const Report& before, const Report& after, const Json& patch) {
   std::string text = "changed:\n";
-  for (const Json& change : patch) {
-    text += wrapped(fmt::format("  {} {}", change.at("path").get<std::string>(),
-                                change.contains("value") ? change.at("value").dump() : "removed"),
-                    100, 4) +
-            "\n";
-  }
+  for (const Json& change : patch)
+    text += indented(fmt::format("  {} {}", change.at("path").get<std::string>(),
+                                 change.contains("value") ? change.at("value").dump() : "removed"),
+                     4);
   text += "\n" + figures_text(before, after);
   for (const OutageStats& outage : after.pool.failures) text += outage_text(outage);
   for (const auto& [kind, steps] : before.pool.steps.by_kind) {
@@ -306,24 +304,19 @@ int run(const WhatIfOptions& options) {
 Action setup_what_if(CLI::App& command) {
   const auto options = std::make_shared<WhatIfOptions>();
   options->experiment.add_to(command);
-  command
-      .add_option("--engine", options->engine,
-                  "another serving engine, with its scheduler and its newest preset")
-      ->check(
-          CLI::IsMember(std::vector<std::string>(engine_names().begin(), engine_names().end())));
-  command
-      .add_option("--redundant", options->redundant,
-                  "number of redundant experts, over all GPUs of a decoding group")
-      ->check(CLI::Range(0, 1 << 16));
-  command.add_option("--ep", options->ep, "expert parallelism of the groups that decode")
-      ->check(CLI::IsMember({"on", "off"}));
-  command.add_flag("--metro", options->metro,
-                   "METRO routes the decodes' tokens; by all-gather, if the dispatch does not tell "
-                   "all choices");
-  command.add_option(
-      "--fail", options->fail,
-      "what stops, and when: gpu=1,at=60s,for=30s; also instance=N, node=N. gpu is of "
-      "a group that decodes. Both runs then price each token");
+  option(command, "--engine", options->engine,
+         "another serving engine, with its scheduler and its newest preset",
+         CLI::IsMember(std::vector<std::string>(engine_names().begin(), engine_names().end())));
+  option(command, "--redundant", options->redundant,
+         "number of redundant experts, over all GPUs of a decoding group", CLI::Range(0, 1 << 16));
+  option(command, "--ep", options->ep, "expert parallelism of the groups that decode",
+         CLI::IsMember({"on", "off"}));
+  command.add_flag(
+      "--metro", options->metro,
+      "METRO routes the decodes' tokens; by all-gather, if the dispatch does not tell all choices");
+  command.add_option("--fail", options->fail,
+                     "what stops, and when: gpu=1,at=60s,for=30s; also instance=N, node=N. gpu is "
+                     "of a group that decodes. Both runs then price each token");
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(
       "Runs CONFIG as it is and changed, under the same seed. Prints in two columns what changes, "

@@ -2,7 +2,6 @@
 #include "tools/sweep/axes.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <set>
 #include <utility>
@@ -351,7 +350,7 @@ class NarrowTable {
         word = 0;
       }
     }
-    said_ += wrapped(line, usual_columns, indent) + "\n";
+    said_ += indented(line, indent);
   }
 
   void drop(std::size_t c) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -48,5 +49,27 @@ std::map<Json, std::string> texts_apart(const std::set<Json>& values, std::strin
 /// written out below. Blocks (Table) hold what is still too wide.
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
                          std::size_t settings);
+
+/// setting_text() as a cell of a table: "-" where nothing is set, or null.
+inline std::string setting_cell(const Json* value) {
+  return value == nullptr ? "-" : setting_text(*value);
+}
+inline std::string setting_cell(const Json& value) {
+  return value.is_null() ? "-" : setting_text(value);
+}
+
+/// The axes on which some configs differ.
+template <class Configs, class ConfigOf = std::identity>
+std::vector<Axis> varied(std::vector<Axis> axes, const Configs& configs, ConfigOf config_of = {}) {
+  std::erase_if(axes, [&](const Axis& axis) {
+    std::set<std::string> values;
+    for (const auto& config : configs) {
+      const Json* value = find_value(std::invoke(config_of, config), axis.pointer);
+      values.insert(value == nullptr ? "" : value->dump());
+    }
+    return values.size() < 2;
+  });
+  return axes;
+}
 
 }  // namespace moesim

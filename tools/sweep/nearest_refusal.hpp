@@ -3,11 +3,17 @@
 
 #include <cstddef>
 #include <limits>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
 
 #include "sim/experiment/does_not_fit.hpp"
+#include "tools/sweep/slo_search.hpp"
 
 namespace moesim {
 
@@ -43,5 +49,27 @@ class NearestRefusal {
   double missing_ = 0;
   std::string why_;
 };
+
+/// Bounds the places from `first` on by bound(place), side by side. Nothing where one is refused,
+/// or once the hooks stop it.
+template <class Bound>
+void bound_all(std::vector<std::optional<TuneBound>>& bounds, std::size_t first,
+               const SloHooks& hooks, NearestRefusal& refused, Bound&& bound) {
+  std::mutex mutex;
+  std::size_t done = 0;
+  tbb::parallel_for(first, bounds.size(), [&](std::size_t place) {
+    if (hooks.stop()) return;
+    tbb::this_task_arena::isolate([&] {
+      try {
+        bounds[place] = bound(place);
+      } catch (const ConfigError& error) {
+        const std::lock_guard lock(mutex);
+        refused.add(place, error);
+      }
+    });
+    const std::lock_guard lock(mutex);
+    hooks.bounded(++done, bounds.size());
+  });
+}
 
 }  // namespace moesim

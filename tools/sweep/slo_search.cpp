@@ -3,11 +3,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <mutex>
 #include <optional>
-
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
 
 #include "tools/sweep/nearest_refusal.hpp"
 #include "tools/sweep/slo_bound.hpp"
@@ -30,23 +26,10 @@ std::vector<std::optional<TuneBound>> bounds_of(const SloSearch& search, SloRuns
   const double highest_load = search.ladder ? search.ladder->rate(search.ladder->size() - 1) : 0;
   for (std::size_t place = known; place < search.places.size(); ++place)
     runs.make_trace(search.places[place]);
-  std::mutex mutex;
-  std::size_t bounded = 0;
-  tbb::parallel_for(known, search.places.size(), [&](std::size_t place) {
-    if (hooks.stop()) return;
-    tbb::this_task_arena::isolate([&] {
-      try {
-        const Experiment experiment = runs.load(search.places[place]);
-        bounds[place] = search.sessions ? TuneBound{.goodput = beyond_ladder * highest_load}
-                                        : bound_of(experiment, search.attainment,
-                                                   {search.mixed_steps, search.worth});
-      } catch (const ConfigError& error) {
-        const std::lock_guard lock(mutex);
-        refused.add(place, error);
-      }
-    });
-    const std::lock_guard lock(mutex);
-    hooks.bounded(++bounded, search.places.size());
+  bound_all(bounds, known, hooks, refused, [&](std::size_t place) {
+    const Experiment experiment = runs.load(search.places[place]);
+    if (search.sessions) return TuneBound{.goodput = beyond_ladder * highest_load};
+    return bound_of(experiment, search.attainment, {search.mixed_steps, search.worth});
   });
   return bounds;
 }

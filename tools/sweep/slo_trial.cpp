@@ -26,14 +26,8 @@ constexpr Limit limits[] = {{"TPOT", &metric("p90_tpot_ms"), "tpot"},
                             {"TTFT", &metric("p90_ttft_ms"), "ttft"},
                             {"E2E", &metric("p90_e2el_ms"), "e2el"}};
 
-std::optional<double> number_at(const Json& report, const std::string& pointer) {
-  const Json* value = find_value(report, pointer);
-  if (value == nullptr || !value->is_number()) return std::nullopt;
-  return value->get<double>();
-}
-
 std::optional<double> number_of(const Json& report, const Metric& metric) {
-  return number_at(report, std::string(metric.pointer));
+  return found_number(report, std::string(metric.pointer));
 }
 
 std::optional<double> limit_ms(const Json& config, std::string_view key) {
@@ -42,19 +36,16 @@ std::optional<double> limit_ms(const Json& config, std::string_view key) {
   return 1000 * parse_quantity<Seconds>(value->get<std::string>()).count();
 }
 
-std::string state_in(const Json& report) {
-  const Json* state = find_value(report, std::string(state_pointer));
-  return state == nullptr ? "" : state->get<std::string>();
-}
+std::string state_in(const Json& report) { return text_at(report, state_pointer); }
 
 // True if the time to the first token grows so fast that it will miss its limit in a run twice as
 // long. No further: queues near the capacity take tens of seconds to reach their mean, and then
 // stay.
 bool grows_beyond(const Json& report, const std::optional<double>& limit_ms) {
   constexpr double later = 1;  // run lengths from now
-  const auto growth = number_at(report, "/measurement/ttft_growth");
+  const auto growth = found_number(report, "/measurement/ttft_growth");
   const auto p90 = number_of(report, metric("p90_ttft_ms"));
-  const auto seconds = number_at(report, "/metrics/duration_s");
+  const auto seconds = found_number(report, "/metrics/duration_s");
   if (!growth || !p90 || !seconds || !limit_ms) return false;
   return *growth > 0 && *p90 + 1e3 * *growth * later * *seconds > *limit_ms;
 }
@@ -88,7 +79,7 @@ std::vector<Excess> excesses_of(const Json& config, const Json& report,
   }
   for (const SessionLimit& limit : session_limits) {
     const auto most = of_sessions.*limit.most;
-    const auto found = number_at(report, limit.pointer);
+    const auto found = found_number(report, limit.pointer);
     if (most && found) all.push_back({limit.name, *found / (limit.per_second * most->count())});
     // Sessions of which none ended in the run took longer than the run.
     if (of_sessions.completion && limit.most == &SessionLimits::completion && !found)
@@ -108,7 +99,7 @@ bool shows(const Json& config, const Json& report, Proof proof, double attainmen
   const std::string state = state_in(report);
   if (proof == Proof::attained) {
     // Measured requests of an unsteady run may be its end alone, when few are left.
-    const auto whole = number_at(report, "/measurement/attainment/whole_run");
+    const auto whole = found_number(report, "/measurement/attainment/whole_run");
     return state != "overloaded" && (state == "stable" || !whole || *whole >= attainment);
   }
   if (state != "stable") return false;
@@ -127,7 +118,7 @@ std::string lack_of_requests(const Json& report) {
   std::string name;
   double least = 2;
   for (const Limit& limit : limits) {
-    const auto met = number_at(report, fmt::format("/metrics/attainment/{}", limit.key));
+    const auto met = found_number(report, fmt::format("/metrics/attainment/{}", limit.key));
     if (!met || *met >= least) continue;
     least = *met;
     name = limit.name;

@@ -140,18 +140,6 @@ StoreRow row_of(const Statement& row) {
   return {row.text(0), row.text(1), status_of(row.text(2)), row.text(3), row.text(4)};
 }
 
-std::vector<Axis> varied(std::vector<Axis> axes, std::span<const StoredPoint> points) {
-  std::erase_if(axes, [&](const Axis& axis) {
-    std::set<std::string> values;
-    for (const StoredPoint& point : points) {
-      const Json* value = find_value(point.config, axis.pointer);
-      values.insert(value == nullptr ? "" : value->dump());
-    }
-    return values.size() < 2;
-  });
-  return axes;
-}
-
 std::vector<std::string> keys_of(const std::string& pointer) {
   std::vector<std::string> keys;
   try {
@@ -305,13 +293,12 @@ Store Store::open_for(const std::filesystem::path& file, const Json& sweep,
   check_name(file);
   Store store(file, true);
   store.execute("BEGIN IMMEDIATE");  // rolled back by closing when something throws
-  if (store.is_empty()) {
+  if (store.is_empty())
     store.execute(
-        "CREATE TABLE meta(schema_version INTEGER NOT NULL, sweep TEXT NOT NULL, moesim TEXT);"
-        "CREATE TABLE points(config_hash TEXT PRIMARY KEY, config TEXT NOT NULL,"
-        " status TEXT NOT NULL, error TEXT, report TEXT);" +
+        "CREATE TABLE meta(schema_version INTEGER NOT NULL, sweep TEXT NOT NULL, moesim "
+        "TEXT);CREATE TABLE points(config_hash TEXT PRIMARY KEY, config TEXT NOT NULL, status TEXT "
+        "NOT NULL, error TEXT, report TEXT);" +
         fmt::format("INSERT INTO meta VALUES({}, '', NULL)", schema_version));
-  }
   store.check_schema();
   store.statuses_of(points);
   Statement(store.file_, store.database_.get(), "UPDATE meta SET sweep = ?1")
@@ -325,8 +312,8 @@ Store Store::open_for(const std::filesystem::path& file, const Json& sweep,
 
 void Store::insert(std::span<const SweepPoint> points) const {
   Statement insert(file_, database_.get(),
-                   "INSERT INTO points VALUES(?1, ?2, 'pending', NULL, NULL)"
-                   " ON CONFLICT(config_hash) DO NOTHING");
+                   "INSERT INTO points VALUES(?1, ?2, 'pending', NULL, NULL) ON "
+                   "CONFLICT(config_hash) DO NOTHING");
   for (const SweepPoint& point : points) {
     const std::string config = point.config.dump();
     insert.bind(1, point.config_hash).bind(2, config).run_and_reset();
@@ -431,7 +418,7 @@ StoredSweep Store::read() const {
     sweep.points.push_back(std::move(point));
   });
   sweep.document = sweep_document();
-  sweep.axes = varied(axes_of(sweep.document), sweep.points);
+  sweep.axes = varied(axes_of(sweep.document), sweep.points, &StoredPoint::config);
   return sweep;
 }
 
@@ -465,7 +452,7 @@ StoredSweep Store::read(std::span<const std::string> pointers) const {
     }
     sweep.points.push_back(std::move(point));
   }
-  sweep.axes = varied(axes, sweep.points);
+  sweep.axes = varied(axes, sweep.points, &StoredPoint::config);
   return sweep;
 }
 
@@ -525,9 +512,7 @@ void Store::record(std::size_t count, const std::function<StoreRow(std::size_t)>
 }
 
 std::optional<double> report_number(const StoredPoint& point, const std::string& pointer) {
-  const Json* value = find_value(point.report, pointer);
-  if (value == nullptr || !value->is_number()) return std::nullopt;
-  return value->get<double>();
+  return found_number(point.report, pointer);
 }
 
 const Json* setting_of(const StoredPoint& point, const std::string& pointer) {

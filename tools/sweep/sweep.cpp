@@ -83,9 +83,8 @@ std::vector<Column> read_columns(const ConfigNode& node) {
     for (const std::string& pointer : reader.all_keys()) {
       check_pointer(pointer, node);
       const ConfigNode list = reader.child(pointer);
-      if (!list.json().is_array() || list.json().empty()) {
+      if (!list.json().is_array() || list.json().empty())
         node.fail(fmt::format("\"{}\" needs a list of at least one value", pointer));
-      }
       columns.push_back({pointer, list.json()});
     }
   });
@@ -117,17 +116,15 @@ PointSettings read_settings(const ConfigNode& node) {
 std::vector<PointSettings> cross(const std::vector<PointSettings>& points,
                                  const std::vector<Column>& columns, const ConfigNode& node) {
   const std::size_t rows = columns.front().values.size();
-  if (points.size() * rows > most_points) {
+  if (points.size() * rows > most_points)
     node.fail(fmt::format("more than {} points; sweep fewer values", most_points));
-  }
   std::vector<PointSettings> crossed;
   for (const PointSettings& point : points) {
     for (std::size_t row = 0; row < rows; ++row) {
       PointSettings& next = crossed.emplace_back(point);
       for (const Column& column : columns) {
-        if (!next.emplace(column.pointer, column.values[row]).second) {
+        if (!next.emplace(column.pointer, column.values[row]).second)
           node.fail(fmt::format("\"{}\" is set twice; leave it in one place", column.pointer));
-        }
       }
     }
   }
@@ -161,20 +158,17 @@ void assign(Json& config, const std::string& pointer, const Json& value, const C
   const Json::json_pointer place(pointer);
   const Json::json_pointer above = place.parent_pointer();
   const Json* holder = find_value(config, above.to_string());
-  if (holder == nullptr) {
+  if (holder == nullptr)
     block.fail(fmt::format("\"{}\": the base has no \"{}\" to set \"{}\" in; add it to the base",
                            pointer, above.to_string(), place.back()));
-  }
-  if (holder->is_string()) {
+  if (holder->is_string())
     block.fail(fmt::format(
         "\"{}\": \"{}\" is the text {} in the base; write it as an object, {{\"type\": {}}}",
         pointer, above.to_string(), holder->dump(), holder->dump()));
-  }
   const bool in_list = holder->is_array() && find_value(config, pointer) != nullptr;
-  if (!holder->is_object() && !in_list) {
+  if (!holder->is_object() && !in_list)
     block.fail(fmt::format("\"{}\": \"{}\" in the base is {}, which has no such place", pointer,
                            above.to_string(), holder->dump()));
-  }
   config[place] = value;
 }
 
@@ -182,10 +176,10 @@ void assign(Json& config, const std::string& pointer, const Json& value, const C
 void refuse_beside_pools(const Json& config, const std::string& pointer, const ConfigNode& block) {
   const std::string key = Json::json_pointer(pointer.substr(0, pointer.find('/', 1))).back();
   if (!both_pools_have(config, key)) return;
-  block.fail(fmt::format(
-      "\"{0}\" has no effect, because both pools have their own \"{1}\"; set \"/pools/prefill{0}\" "
-      "or \"/pools/decode{0}\"",
-      pointer, key));
+  block.fail(
+      fmt::format("\"{0}\" has no effect, because both pools have their own \"{1}\"; set "
+                  "\"/pools/prefill{0}\" or \"/pools/decode{0}\"",
+                  pointer, key));
 }
 
 // Settings that some values of a key bring along, by the value's text.
@@ -200,13 +194,11 @@ std::vector<Coupling> read_couplings(const ConfigNode& node) {
     for (const std::string& pointer : reader.all_keys()) {
       check_pointer(pointer, node);
       const Json by_value = reader.child(pointer).json();
-      if (!by_value.is_object()) {
+      if (!by_value.is_object())
         node.fail(fmt::format("\"{}\" needs {{\"value\": {{\"/pointer\": setting}}}}", pointer));
-      }
       for (const auto& [value, settings] : by_value.items()) {
-        if (!settings.is_object() || settings.empty()) {
+        if (!settings.is_object() || settings.empty())
           node.fail(fmt::format("\"{}\": \"{}\" needs {{\"/pointer\": setting}}", pointer, value));
-        }
         Coupling& coupling = couplings.emplace_back(Coupling{pointer, value, {}});
         for (const auto& [coupled, to] : settings.items()) {
           check_pointer(coupled, node);
@@ -229,10 +221,9 @@ void couple(PointSettings& point, const std::vector<Coupling>& couplings, const 
     if (here == nullptr || setting_text(*here) != value) continue;
     used[i] = 1;
     for (const auto& [coupled, to] : settings) {
-      if (!point.emplace(coupled, to).second) {
+      if (!point.emplace(coupled, to).second)
         node.fail(
             fmt::format("\"{}\" is set twice, by \"couple\" too; leave it in one place", coupled));
-      }
     }
   }
 }
@@ -242,8 +233,8 @@ void require_used(const std::vector<Coupling>& couplings, const std::vector<char
   for (std::size_t i = 0; i < couplings.size(); ++i) {
     if (used[i] != 0) continue;
     node.fail(
-        fmt::format("no point has {} at \"{}\"; a coupling is by what the base and the axes "
-                    "write, as tables show it",
+        fmt::format("no point has {} at \"{}\"; a coupling is by what the base and the axes write, "
+                    "as tables show it",
                     couplings[i].value, couplings[i].pointer));
   }
 }
@@ -272,12 +263,10 @@ void skip_points(std::vector<SweepPoint>& points, const ConfigNode& node) {
                                      [&, &pointer = pointer](const SweepPoint& point) {
                                        return find_value(point.config, pointer) != nullptr;
                                      });
-      if (!known) {
-        node.fail(
-            fmt::format("no point has a \"{}\"; a rule matches what the base and the axes "
-                        "write, not defaults",
-                        pointer));
-      }
+      if (!known)
+        node.fail(fmt::format(
+            "no point has a \"{}\"; a rule matches what the base and the axes write, not defaults",
+            pointer));
     }
     std::erase_if(points, [&](const SweepPoint& point) { return matches(point.config, rule); });
     if (points.empty()) node.fail("leaves no point");
@@ -396,14 +385,13 @@ std::string unsteady_text(const StoredSweep& sweep) {
     if (state != nullptr && *state != "stable") ++points[state->get<std::string>()];
   }
   std::string text;
-  for (const auto& [state, count] : points) {
+  for (const auto& [state, count] : points)
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, state);
-  }
   return text.empty() ? ""
-                      : wrapped(fmt::format("not in a steady state: {} (measurement/state of a "
-                                            "report; `moesim run` says what helps)",
-                                            text)) +
-                            "\n";
+                      : paragraph(
+                            "not in a steady state: {} (measurement/state of a report; `moesim "
+                            "run` says what helps)",
+                            text);
 }
 
 std::string axes_text(const std::vector<Axis>& axes, const StoredPoint& point) {
@@ -718,26 +706,21 @@ OrderedJson sweep_rows(const Store& store) {
 std::string sweep_text(const StoredSweep& sweep) {
   std::vector<std::string> head;
   for (const Axis& axis : sweep.axes) head.push_back(axis.name);
-  for (const Metric* column : text_columns) {
+  for (const Metric* column : text_columns)
     head.push_back(fmt::format("{}{}", column->heading, column->key().unit == "ms" ? " ms" : ""));
-  }
 
   std::vector<std::vector<std::string>> rows;
   std::string others;
   for (const StoredPoint& point : sweep.points) {
     if (point.status != PointStatus::done) {
       const std::string why = point.error.empty() ? "" : ": " + point.error;
-      others += wrapped(fmt::format("{}: {}{}", axes_text(sweep.axes, point),
-                                    status_name(point.status), why),
-                        100, 4) +
-                "\n";
+      others += indented(
+          fmt::format("{}: {}{}", axes_text(sweep.axes, point), status_name(point.status), why), 4);
       continue;
     }
     auto& row = rows.emplace_back();
-    for (const Axis& axis : sweep.axes) {
-      const Json* value = find_value(point.config, axis.pointer);
-      row.push_back(value == nullptr ? "-" : setting_text(*value));
-    }
+    for (const Axis& axis : sweep.axes)
+      row.push_back(setting_cell(find_value(point.config, axis.pointer)));
     for (const Metric* column : text_columns) {
       const auto number = report_number(point, std::string(column->pointer));
       row.push_back(number ? number_text(*number) : "-");

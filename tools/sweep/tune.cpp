@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <numeric>
 
 #include <fmt/format.h>
 
@@ -223,9 +222,7 @@ class Search {
     for (std::size_t next = 0; next < places_.size() && !best_;) {
       std::vector<TunePoint> points;
       for (; next < places_.size() && points.size() < at_once; ++next) {
-        if (bound(places_[next]) > 0) {
-          points.push_back({places_[next], problem_.ladder.size() - 1});
-        }
+        if (bound(places_[next]) > 0) points.push_back({places_[next], problem_.ladder.size() - 1});
       }
       try_points(points);
     }
@@ -285,9 +282,8 @@ class Search {
       if (tried(point) == nullptr && most(point) > best_goodput()) above.push_back(point);
     }
     std::vector<TunePoint> some;
-    for (std::size_t i = 0; i < std::min(at_once, above.size()); ++i) {
+    for (std::size_t i = 0; i < std::min(at_once, above.size()); ++i)
       some.push_back(above[above.size() - 1 - i * above.size() / at_once]);
-    }
     std::sort(some.begin(), some.end());
     some.erase(std::unique(some.begin(), some.end()), some.end());
     try_points(some);
@@ -385,9 +381,8 @@ class Search {
     });
     for (const auto& [point, trial] : trials_) {
       if (trial.given_up) continue;
-      if (!result_.nearest || nearer(trial, result_.nearest->trial)) {
+      if (!result_.nearest || nearer(trial, result_.nearest->trial))
         result_.nearest = {point, trial};
-      }
     }
     if (!result_.found.empty()) result_.nearest.reset();
     result_.runs = trials_.size();

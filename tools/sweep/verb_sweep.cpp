@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <memory>
-#include <thread>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -31,11 +30,6 @@ struct SweepArguments {
   int threads = 0;
   SlurmOptions slurm;
 };
-
-int threads_of(const SweepArguments& options) {
-  return options.threads > 0 ? options.threads
-                             : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
 
 // Refuses what no task could run, so that it is said here and not in N logs.
 void require_feasible(const Sweep& sweep, const PointRunner& runner) {
@@ -69,12 +63,11 @@ int submit(const SweepArguments& options, const Sweep& sweep, const PointRunner&
   slurm.cpus = std::max(1, options.threads);
   const SlurmJobs jobs = submit_to_slurm(std::filesystem::read_symlink("/proc/self/exe"),
                                          options.config, options.store, slurm);
-  print(wrapped(fmt::format("{} points in {} tasks: job array {}; job {} merges them into {}. "
-                            "Stores, scripts and logs of the tasks are in {}. The same command "
-                            "submits what is not done.",
-                            sweep.points.size(), slurm.tasks, jobs.array, jobs.merge, options.store,
-                            jobs.folder.string())) +
-        "\n");
+  print(
+      paragraph("{} points in {} tasks: job array {}; job {} merges them into {}. Stores, scripts "
+                "and logs of the tasks are in {}. The same command submits what is not done.",
+                sweep.points.size(), slurm.tasks, jobs.array, jobs.merge, options.store,
+                jobs.folder.string()));
   return 0;
 }
 
@@ -82,15 +75,13 @@ int run_here(const SweepArguments& options, Sweep sweep, const PointRunner& runn
   ProgressBar checks("points checked");
   ProgressBar progress("points");
   SweepOptions how;
-  how.threads = threads_of(options);
+  how.threads = threads_of(options.threads);
   how.version = this_build();
   how.refuse_infeasible = options.shard.empty();
-  how.checked = [&](std::size_t checked, std::size_t total) {
-    checks.update(static_cast<std::int64_t>(checked), static_cast<std::int64_t>(total));
-  };
+  how.checked = checks.hook();
   how.progress = [&](std::size_t finished, std::size_t total) {
     checks.finish();
-    progress.update(static_cast<std::int64_t>(finished), static_cast<std::int64_t>(total));
+    progress.hook()(finished, total);
   };
   how.resumes = [&](std::size_t done) {
     if (done > 0) spdlog::info("{} of {} points were done before", done, sweep.points.size());
@@ -100,13 +91,12 @@ int run_here(const SweepArguments& options, Sweep sweep, const PointRunner& runn
   const InterruptGuard guard("the points in flight are finished and kept; again to stop at once");
   const SweepOutcome outcome = run_sweep(sweep, options.store, runner, how);
   progress.finish();
-  if (outcome.resumed > 0 && outcome.written_by != how.version) {
+  if (outcome.resumed > 0 && outcome.written_by != how.version)
     spdlog::warn(
         "earlier points are of moesim {}, this is {}: results may differ; to run all again, name "
         "another file with -o",
         outcome.written_by.empty() ? "of a version that was not noted" : outcome.written_by,
         how.version);
-  }
   if (outcome.left > 0) {
     spdlog::warn(
         "stopped with {} of {} points done, which {} keeps; the same command runs the other {}",
@@ -165,35 +155,27 @@ Exit: 0 done (points that cannot be run are listed), 1 a point failed, 2 bad inp
 Action setup_sweep(CLI::App& command) {
   const auto options = std::make_shared<SweepArguments>();
   CLI::Option* config = command.add_option("CONFIG", options->config, "sweep, a JSON file");
-  command
-      .add_option("--merge", options->merged,
-                  "instead of CONFIG: stores that --shard wrote, put into one; stores of "
-                  "different sweeps, or with different results of one point, are refused")
+  option(command, "--merge", options->merged,
+         "instead of CONFIG: stores that --shard wrote, put into one; stores of different sweeps, "
+         "or with different results of one point, are refused")
       ->excludes(config);
-  command.add_option("-o,--output", options->store, "store of the results, a SQLite file")
-      ->required();
-  command.add_option("-j,--threads", options->threads, "threads to use (default: all cores)")
-      ->check(at_least_one());
-  CLI::Option* shard =
-      command
-          .add_option("--shard", options->shard,
-                      "run every Nth point from the Ith on: I/N; --merge joins the stores")
-          ->check([](const std::string& text) -> std::string {
-            return text.empty() ? "expected I/N, e.g. 2/8, found nothing" : "";
-          });
-  command
-      .add_option("--launcher", options->launcher,
-                  "here, or slurm: a job array and a job that merges")
-      ->check(CLI::IsMember({"here", "slurm"}))
+  option(command, "-o,--output", options->store, "store of the results, a SQLite file", mandatory);
+  option(command, "-j,--threads", options->threads, "threads to use (default: all cores)",
+         at_least_one());
+  CLI::Option* shard = option(command, "--shard", options->shard,
+                              "run every Nth point from the Ith on: I/N; --merge joins the stores",
+                              [](const std::string& text) -> std::string {
+                                return text.empty() ? "expected I/N, e.g. 2/8, found nothing" : "";
+                              });
+  option(command, "--launcher", options->launcher,
+         "here, or slurm: a job array and a job that merges", CLI::IsMember({"here", "slurm"}))
       ->excludes(shard);
-  command.add_option("--tasks", options->slurm.tasks, "slurm: tasks of the array (default: 8)")
-      ->check(at_least_one());
+  option(command, "--tasks", options->slurm.tasks, "slurm: tasks of the array (default: 8)",
+         at_least_one());
   command.add_option("--partition", options->slurm.partition, "slurm: where the tasks run");
   command.add_option("--time", options->slurm.time, "slurm: limit of each task, e.g. 2:00:00");
-  command
-      .add_option("--sbatch", options->slurm.more,
-                  "slurm: any other option, e.g. --sbatch=--account=lab; repeatable")
-      ->allow_extra_args(false);
+  option(command, "--sbatch", options->slurm.more,
+         "slurm: any other option, e.g. --sbatch=--account=lab; repeatable", repeatable);
   command.add_option("--csv", options->csv, "write every point, named as in JSON, to this file");
   command.add_flag("--json", options->json, "print JSON instead of a table");
   command.footer(std::string(sweep_footer));

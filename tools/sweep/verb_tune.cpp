@@ -67,11 +67,10 @@ Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
   const std::string& load_pointer = grid.load_pointer();
   const bool loads =
       std::ranges::any_of(axes, [&](const Axis& axis) { return axis.pointer == load_pointer; });
-  if (!loads) {
+  if (!loads)
     file.fail(fmt::format("needs an axis \"{}\" with the {}", load_pointer,
                           grid.sessions ? "numbers of sessions alive to try, e.g. [16, 32]"
                                         : R"(loads to try, e.g. ["1 /s", "2 /s"])"));
-  }
   std::map<std::string, std::size_t> loads_of;  // by place
   std::set<double> rates;
   for (const SweepPoint& point : sweep.points) {
@@ -86,21 +85,6 @@ Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
     if (count != rates.size()) file.fail("every combination needs every load; leave out \"skip\"");
   }
   return grid;
-}
-
-// Axes in which the places differ, for tables.
-std::vector<Axis> varied_axes(const Sweep& sweep, const std::vector<Json>& places,
-                              const std::string& load_pointer) {
-  std::vector<Axis> axes = axes_of(sweep.document);
-  std::erase_if(axes, [&](const Axis& axis) {
-    std::set<std::string> values;
-    for (const Json& place : places) {
-      const Json* value = find_value(place, axis.pointer);
-      values.insert(value == nullptr ? "" : value->dump());
-    }
-    return axis.pointer == load_pointer || values.size() < 2;
-  });
-  return axes;
 }
 
 // The command that runs a point again: what differs from the base, by --set.
@@ -118,8 +102,6 @@ std::string command_of(const SloRun& run, const Sweep& sweep) {
 
 constexpr std::array shown{&metric("p90_tpot_ms"), &metric("p90_ttft_ms")};
 
-std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
-
 std::string table_of(const std::vector<SloRun>& runs, const std::vector<Axis>& axes,
                      std::size_t rows) {
   std::vector<std::string> head;
@@ -130,10 +112,7 @@ std::string table_of(const std::vector<SloRun>& runs, const std::vector<Axis>& a
   for (std::size_t i = 0; i < std::min(rows, runs.size()); ++i) {
     const SloRun& run = runs[i];
     auto& row = cells.emplace_back();
-    for (const Axis& axis : axes) {
-      const Json* value = find_value(run.config, axis.pointer);
-      row.push_back(value == nullptr ? "-" : setting_text(*value));
-    }
+    for (const Axis& axis : axes) row.push_back(setting_cell(find_value(run.config, axis.pointer)));
     row.insert(row.end(), {run.rate, number_text(run.trial.goodput), percent(run.trial.attainment),
                            state_of(run)});
     for (const Metric* metric : shown) row.push_back(metric_text(run, *metric));
@@ -158,9 +137,8 @@ OrderedJson to_json(const SloResult& result, std::size_t points) {
   json["taken_to_miss"] = result.search.taken_to_miss;
   json["cannot_run"] = result.cannot_run;
   json["runners_up"] = OrderedJson::array();
-  for (std::size_t i = 1; i < result.found.size(); ++i) {
+  for (std::size_t i = 1; i < result.found.size(); ++i)
     json["runners_up"].push_back(to_json(result.found[i]));
-  }
   if (!result.nearest.empty()) json["nearest"] = to_json(result.nearest.front());
   return json;
 }
@@ -168,19 +146,17 @@ OrderedJson to_json(const SloResult& result, std::size_t points) {
 std::string effort_text(const SloResult& result, std::size_t points) {
   const TuneResult& search = result.search;
   std::string text = fmt::format(
-      "{} runs for a grid of {} points; {} combinations ruled out by the "
-      "time of their steps alone",
+      "{} runs for a grid of {} points; {} combinations ruled out by the time of their steps alone",
       search.runs, points, search.ruled_out);
-  if (result.cannot_run > 0) {
+  if (result.cannot_run > 0)
     text += fmt::format("; {} cannot be run ({})", result.cannot_run, result.refused);
-  }
   text += search.taken_to_miss == 0
               ? ". No other point of the grid is better by more than 1 %."
               : fmt::format(
                     ". {} points that might be better were not run: their combination missed the "
                     "SLO under a lighter load. --sure runs them.",
                     search.taken_to_miss);
-  return wrapped(text) + "\n";
+  return paragraph(text);
 }
 
 // Puts the combinations that tie with the best first, those with most left to the limits ahead, and
@@ -255,7 +231,8 @@ int run(const TuneOptions& options) {
   const ConfigNode file = ConfigNode::from_file(here_or_shipped(options.config));
   const Sweep sweep = expand_sweep(file);
   Grid grid = read_grid(sweep, file);
-  const std::vector<Axis> axes = varied_axes(sweep, grid.places, grid.load_pointer());
+  std::vector<Axis> axes = varied(axes_of(sweep.document), grid.places);
+  std::erase_if(axes, [&](const Axis& axis) { return axis.pointer == grid.load_pointer(); });
   if (!grid.sessions && options.session_limits.any())
     throw ConfigError("--ttft-first, --ttft-later, --session-p90: limits of \"workload/sessions\"");
   const SloSearch search{.document = sweep.document,
@@ -273,16 +250,13 @@ int run(const TuneOptions& options) {
   const InterruptGuard guard(
       options.store.empty() ? "nothing is kept without --store; again to stop at once"
                             : "the runs in flight are finished and kept; again to stop at once");
-  SloHooks hooks;
-  hooks.stop = InterruptGuard::interrupted;
-  hooks.bounded = [&](std::size_t done, std::size_t total) {
-    bounds.update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
-  };
-  hooks.ran = [&](std::size_t runs) {
+  const auto ran = [&](std::size_t runs) {
     bounds.finish();
-    progress.update(static_cast<std::int64_t>(runs), 0);
+    progress.hook()(runs, 0);
   };
-  SloResult result = search_slo(search, traces, remarks, hooks);
+  SloResult result =
+      search_slo(search, traces, remarks,
+                 {.stop = InterruptGuard::interrupted, .bounded = bounds.hook(), .ran = ran});
   progress.finish();
   if (result.resumed > 0) spdlog::info("{} of the runs were done before", result.resumed);
   if (result.search.stopped) return say_stopped(result, options);
@@ -318,14 +292,11 @@ point meets the SLO, with the nearest miss.)";
 
 Action setup_tune(CLI::App& command) {
   const auto options = std::make_shared<TuneOptions>();
-  command.add_option("CONFIG", options->config, "sweep, a JSON file")->required();
+  option(command, "CONFIG", options->config, "sweep, a JSON file", mandatory);
   command.add_option("-o,--output", options->report, "write the best point's report, JSON");
   command.add_option("--store", options->store, "keep every run here, a SQLite file, and resume");
-  command
-      .add_option("--attainment", options->attainment,
-                  "the share of requests that must meet the SLO")
-      ->check(a_share())
-      ->capture_default_str();
+  option(command, "--attainment", options->attainment,
+         "the share of requests that must meet the SLO", a_share(), default_shown);
   options->session_limits.add_to(command);
   command.add_flag("--sure", options->sure, "run every point that could still be better");
   add_launch_option(command, options->launch);

@@ -126,9 +126,8 @@ Json measure_frontier(const ConfigNode& node, TraceLibrary& traces) {
         continue;
       }
       configs.push_back(point.config);
-      for (const auto& [pointer, value] : set.items()) {
+      for (const auto& [pointer, value] : set.items())
         configs.back()[Json::json_pointer(pointer)] = value;
-      }
     }
     std::vector<std::optional<PricedStep>> priced(configs.size());
     tbb::parallel_for(std::size_t{0}, configs.size(), [&](std::size_t i) {

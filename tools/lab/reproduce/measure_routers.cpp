@@ -17,9 +17,7 @@ struct NamedRouter {
 std::vector<NamedRouter> read_routers(const ConfigNode& routers) {
   return read_object(routers, [](ConfigReader& r) {
     std::vector<NamedRouter> list;
-    for (const std::string& name : r.all_keys()) {
-      list.push_back({name, r.child(name).as_policy()});
-    }
+    for (const std::string& name : r.all_keys()) list.push_back({name, r.child(name).as_policy()});
     return list;
   });
 }
@@ -44,9 +42,8 @@ Json measure_article(const ConfigNode& node, TraceLibrary&) {
     const std::vector<double> bs{0, .3, .5, 1};
     // Gains are against JSQ, so that one runs too, first.
     std::vector<NamedRouter> routers{{"jsq", ConfigNode("jsq", "article").as_policy()}};
-    for (NamedRouter& router : read_routers(r.child("routers"))) {
+    for (NamedRouter& router : read_routers(r.child("routers")))
       routers.push_back(std::move(router));
-    }
     std::vector<ArticleResult> results(routers.size() * seeds);
     tbb::parallel_for(std::size_t{0}, results.size(), [&](std::size_t i) {
       results[i] = article_testbed(world, routers[i / seeds].policy, bs, 1 + i % seeds);
@@ -59,10 +56,9 @@ Json measure_article(const ConfigNode& node, TraceLibrary&) {
       for (std::size_t seed = 0; seed < seeds; ++seed) {
         const ArticleResult& result = results[router * seeds + seed];
         imbalance += result.imbalance / static_cast<double>(seeds);
-        for (std::size_t b = 0; b < bs.size(); ++b) {
+        for (std::size_t b = 0; b < bs.size(); ++b)
           gains[b] += 100 * (result.throughput[b] / results[seed].throughput[b] - 1) /
                       static_cast<double>(seeds);
-        }
       }
       of["imbalance"] = imbalance;
       for (std::size_t b = 0; b < bs.size(); ++b) of["gain"][fmt::format("{}", bs[b])] = gains[b];
@@ -80,11 +76,10 @@ Json measure_bfio(const ConfigNode& node, TraceLibrary&) {
       results[i] = bfio_testbed(*bfio_router(routers[i].policy), requests);
     });
     Json answer;
-    for (std::size_t i = 0; i < routers.size(); ++i) {
+    for (std::size_t i = 0; i < routers.size(); ++i)
       answer[routers[i].name] = {{"throughput", results[i].throughput},
                                  {"imbalance", results[i].imbalance},
                                  {"steps", results[i].steps}};
-    }
     return answer;
   });
 }

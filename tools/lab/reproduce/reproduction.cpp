@@ -22,13 +22,11 @@ double look_up(const ConfigNode& node, const Answers& measured) {
   const std::string place = node.text();
   const auto colon = place.find(':');
   const auto found = measured.find(place.substr(0, colon));
-  if (colon == std::string::npos || found == measured.end()) {
+  if (colon == std::string::npos || found == measured.end())
     node.fail(fmt::format("\"{}\" is not a name:/pointer into \"measured\"", place));
-  }
   const Json* value = find_value(found->second, place.substr(colon + 1));
-  if (value == nullptr || !value->is_number()) {
+  if (value == nullptr || !value->is_number())
     node.fail(fmt::format("there is no number at \"{}\"", place));
-  }
   return value->get<double>();
 }
 
@@ -145,22 +143,17 @@ ReproducedRow read_row(const ConfigNode& node, const Answers& measured, const An
     row.recorded = static_cast<Verdict>(r.choice("verdict", verdict_names));
     row.reason = r.text_or("reason", "");
     read_object(r.child_or("causes", Json::object()), [&](ConfigReader& causes) {
-      for (const std::string& input : causes.all_keys()) {
+      for (const std::string& input : causes.all_keys())
         row.causes.push_back({input, evaluate(causes.child(input), measured)});
-      }
     });
     const bool misses =
         row.recorded == Verdict::sign_only || row.recorded == Verdict::not_reproduced;
-    if (misses && row.reason.empty()) {
-      node.fail("a row that is not within band needs a \"reason\"");
-    }
+    if (misses && row.reason.empty()) node.fail("a row that is not within band needs a \"reason\"");
     return row;
   });
 }
 
-std::string_view name_of(Verdict verdict) {
-  return verdict_names[static_cast<std::size_t>(verdict)];
-}
+std::string_view name_of(Verdict verdict) { return verdict_names[at(verdict)]; }
 
 std::string verdict_text(const ReproducedRow& row) {
   std::string text(name_of(row.verdict));
@@ -195,7 +188,7 @@ std::string why_text(const ReproducedRow& row) {
 std::string counts_as(const ReproducedRow& row) {
   const std::optional<Standing> outcome = standing_of(row);
   if (!outcome || row.band == BandKind::ours) return {};
-  const std::string name(standing_names[static_cast<std::size_t>(*outcome)]);
+  const std::string name(standing_names[at(*outcome)]);
   return row.apart.empty() ? name : fmt::format("{}, apart: {}", name, row.apart);
 }
 
@@ -209,9 +202,8 @@ std::filesystem::path in_folder_of(const std::filesystem::path& file, const std:
 Paths read_data_sheet(const ConfigNode& node) {
   return read_object(node, [&](ConfigReader& files) {
     Paths paths;
-    for (const std::string& name : files.all_keys()) {
+    for (const std::string& name : files.all_keys())
       paths[in_folder_of(node.file(), name)] = files.path(name).lexically_normal();
-    }
     return paths;
   });
 }
@@ -275,14 +267,14 @@ struct Counts {
 
   void add(const std::string& paper, const ReproducedRow& row) {
     if (row.band == BandKind::ours) {
-      ++ours[static_cast<std::size_t>(row.verdict)];
+      ++ours[at(row.verdict)];
       return;
     }
     const std::optional<Standing> outcome = standing_of(row);
     if (!outcome) {
       ++not_published;
     } else if (!row.apart.empty()) {
-      ++apart[static_cast<std::size_t>(*outcome)];
+      ++apart[at(*outcome)];
     } else {
       // A row without a number is one of its own.
       const std::string number =
@@ -294,14 +286,14 @@ struct Counts {
 
   std::array<int, standing_names.size()> outcomes() const {
     std::array<int, standing_names.size()> counts{};
-    for (const auto& [number, outcome] : numbers) ++counts[static_cast<std::size_t>(outcome)];
+    for (const auto& [number, outcome] : numbers) ++counts[at(outcome)];
     return counts;
   }
 };
 
 std::string data_sheet_text(const ReproducedRow& row) {
   return fmt::format("{}{}, {}", number_text(*row.data_sheet), row.unit,
-                     verdict_names[static_cast<std::size_t>(row.data_sheet_verdict)]);
+                     verdict_names[at(row.data_sheet_verdict)]);
 }
 
 }  // namespace
@@ -318,9 +310,8 @@ Reproduction reproduce(const ConfigNode& file) {
     TraceLibrary traces;
     const Answers measured = read_object(r.child("measured"), [&](ConfigReader& names) {
       Answers answers;
-      for (const std::string& name : names.all_keys()) {
+      for (const std::string& name : names.all_keys())
         answers.emplace(name, measure(names.child(name), traces));
-      }
       return answers;
     });
     std::optional<Answers> data_sheet;
@@ -328,9 +319,8 @@ Reproduction reproduce(const ConfigNode& file) {
       data_sheet = on_data_sheet(r.child("measured"), measured,
                                  read_data_sheet(r.child("data_sheet")), traces);
     }
-    for (const ConfigNode& row : r.child("rows").list()) {
+    for (const ConfigNode& row : r.child("rows").list())
       figure.rows.push_back(read_row(row, measured, data_sheet ? &*data_sheet : nullptr));
-    }
     return figure;
   });
 }
@@ -377,7 +367,7 @@ std::string results_csv(const std::vector<Reproduction>& figures) {
                                    row.published,
                                    simulated_text(row),
                                    std::string(name_of(row.verdict)),
-                                   std::string(band_kind_names[static_cast<std::size_t>(row.band)]),
+                                   std::string(band_kind_names[at(row.band)]),
                                    within ? place_in_band(row) : "",
                                    row.data_sheet ? data_sheet_text(row) : "",
                                    why_text(row),

@@ -185,31 +185,27 @@ std::string verdict_text(const RegimeStudy& study, const std::vector<RegimeVerdi
 
 std::string legend(const RegimeStudy& study) {
   std::string text =
-      wrapped(
-          "x: tokens * k / experts. %: the fastest compared with " + study.policies.front().first +
-          " and with the fastest metro. Compared are step time (with the 95 % interval over paired "
-          "batches), bytes of experts that the busiest GPU reads, and KV cache. As fast, most KV: "
-          "within the interval of the fastest.") +
-      "\n" +
-      wrapped(
+      paragraph("x: tokens * k / experts. %: the fastest compared with " +
+                study.policies.front().first +
+                " and with the fastest metro. Compared are step time (with the 95 % interval over "
+                "paired batches), bytes of experts that the busiest GPU reads, and KV cache. As "
+                "fast, most KV: within the interval of the fastest.") +
+      paragraph(
           "Break-even: how long a policy that needs the counts of all GPUs may take to decide, in "
           "each MoE layer. At that time the policy is as fast as the rival: " +
           study.policies.front().first +
           ", or the fastest policy without these counts. Below 0: the policy is slower even if "
-          "deciding takes no time. "
-          "pays: the policy is faster with either of two times to decide, the published one and "
-          "that of our own kernels (hardware/measured). ours: with our own kernels alone. "
-          "no: with neither. open: with the published one alone, or within "
-          "the interval.") +
-      "\n";
+          "deciding takes no time. pays: the policy is faster with either of two times to decide, "
+          "the published one and that of our own kernels (hardware/measured). ours: with our own "
+          "kernels alone. no: with neither. open: with the published one alone, or within the "
+          "interval.");
   if (study.constants.size() * study.exchanges.size() > 1)
     text +=
-        wrapped("Verdicts: who is the fastest, and the range of its step compared with " +
-                study.policies.front().first +
-                ", each policy behind its best exchange and all behind the same one. A verdict is "
-                "as fast as the fastest, to 1 %, whichever is assumed. Open: the answer depends on "
-                "that. Policies whose names begin with the same word are one.") +
-        "\n";
+        paragraph("Verdicts: who is the fastest, and the range of its step compared with " +
+                  study.policies.front().first +
+                  ", each policy behind its best exchange and all behind the same one. A verdict "
+                  "is as fast as the fastest, to 1 %, whichever is assumed. Open: the answer "
+                  "depends on that. Policies whose names begin with the same word are one.");
   return text;
 }
 
@@ -228,8 +224,8 @@ std::string regime_text(const RegimeStudy& study, const std::vector<RegimeRow>& 
 std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
   std::string csv =
       "case,constants,exchange,policy,replication,step,batch,x,fits,step_ms,free_ms,published_ms,"
-      "fast_ms,activated,read_mb,kv_tokens,step_vs_reference_percent,margin,"
-      "bytes_vs_reference_percent,margin,step_vs_metro_percent,margin\n";
+      "fast_ms,activated,read_mb,kv_tokens,step_vs_reference_percent,margin,bytes_vs_reference_"
+      "percent,margin,step_vs_metro_percent,margin\n";
   const std::vector<RegimeCell> cells = regime_map(study, rows);
   const auto optional_mean = [](const std::vector<double>& values) {
     return values.empty() ? std::string() : fmt::format("{:.6g}", mean_of(values));
@@ -245,8 +241,8 @@ std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& r
     });
     if (cell == cells.end()) continue;
     csv += fmt::format(
-        "\"{}\",\"{}\",\"{}\",\"{}\",{:.6g},{},{},{:.6g},{},{:.6g},{},{},{},{:.6g},{:.6g},{:.0f},"
-        "{},{},{}\n",
+        "\"{}\",\"{}\",\"{}\",\"{}\",{:.6g},{},{},{:.6g},{},{:.6g},{},{},{},{:.6g},{:.6g},{:.0f},{}"
+        ",{},{}\n",
         study.cases[row.place.of_case].first, study.constants[row.place.constants].first,
         study.exchanges[row.place.exchange].first, policy_of(study, row), row.replication,
         kind_name(row.kind), row.batch, row.x, row.fits ? 1 : 0, mean_of(row.ms),

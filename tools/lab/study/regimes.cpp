@@ -105,13 +105,12 @@ std::vector<RegimeRow> regime_rows(const RegimeStudy& study, const StoredSweep& 
       throw ConfigError(
           "an older moesim wrote the store; name a new file, or remove the old one and run the "
           "study again");
-    for (const Json& step : report.at("steps")) {
+    for (const Json& step : report.at("steps"))
       rows.push_back({place, static_cast<StepKind>(step.at("kind").get<int>()),
                       report.at("replication"), step.at("batch"), step.at("x"), step.at("ms"),
                       step.at("activated"), step.at("read_mb"), step.at("free_ms"),
                       step.at("published_ms"), step.at("fast_ms"), report.at("kv_tokens"),
                       step.at("fits"), report.at("layers")});
-    }
   });
   std::ranges::stable_sort(rows, {}, cell_of);
   return rows;

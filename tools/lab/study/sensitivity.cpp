@@ -57,18 +57,26 @@ void add_tables(const KernelTables& tables, std::vector<PriceConstant>& constant
 }
 
 // Adds constants of one part of every pool, by name: "GROUP NAME". `part` finds the part in a pool.
-// Parts of a cluster are found in each cluster.
+// Parts of a cluster are found in each cluster. A constant is members of the part, or a function.
 template <class Part>
 auto adder(std::string group, std::string basis, Part part, std::vector<PriceConstant>& constants) {
-  return [=, &constants](const std::string& name, auto scale) {
-    constants.push_back({group + ' ' + name, basis, [part, scale](Deployment& pool, double factor) {
-                           if constexpr (std::invocable<Part, ClusterSpec&>) {
-                             pool.each_cluster(
-                                 [&](ClusterSpec& cluster) { scale(part(cluster), factor); });
-                           } else {
-                             scale(part(pool), factor);
-                           }
-                         }});
+  return [=, &constants](const std::string& name, auto scale, auto... more) {
+    const auto scale_in = [=](auto& of, double factor) {
+      if constexpr (std::is_member_object_pointer_v<decltype(scale)>) {
+        of.*scale *= factor;
+        ((of.*more *= factor), ...);
+      } else {
+        scale(of, factor);
+      }
+    };
+    constants.push_back(
+        {group + ' ' + name, basis, [part, scale_in](Deployment& pool, double factor) {
+           if constexpr (std::invocable<Part, ClusterSpec&>) {
+             pool.each_cluster([&](ClusterSpec& cluster) { scale_in(part(cluster), factor); });
+           } else {
+             scale_in(part(pool), factor);
+           }
+         }});
   };
 }
 
@@ -106,20 +114,17 @@ void add_links(const Kernel& kernel, const std::string& basis,
     return cluster.gpu.collectives.at(&kernel);
   };
   const auto add = adder(std::string(kernel.name), basis, of_gpu, constants);
-  add("launch", [](CollectiveConstants& c, double factor) { c.launch *= factor; });
-  add("per_gpu", [](CollectiveConstants& c, double factor) { c.per_gpu *= factor; });
+  add("launch", &CollectiveConstants::launch);
+  add("per_gpu", &CollectiveConstants::per_gpu);
   add("bandwidth_share",
       [](CollectiveConstants& c, double factor) { scale_share(c.bandwidth_share, factor); });
-  add("ramp", [](CollectiveConstants& c, double factor) { c.ramp *= factor; });
+  add("ramp", &CollectiveConstants::ramp);
 }
 
 void add_network(std::vector<PriceConstant>& constants) {
   const auto of_cluster = [](ClusterSpec& cluster) -> LinkSpec& { return cluster.network; };
   const auto add = adder("network", "cluster file", of_cluster, constants);
-  add("latency", [](LinkSpec& link, double factor) {
-    link.latency *= factor;
-    link.latency_per_doubling *= factor;
-  });
+  add("latency", &LinkSpec::latency, &LinkSpec::latency_per_doubling);
   add("bandwidth_share",
       [](LinkSpec& link, double factor) { scale_share(link.bandwidth_share, factor); });
 }
@@ -135,26 +140,19 @@ void add_charges(const Experiment& experiment, std::vector<PriceConstant>& const
       of_policy->second.per_128_active *= factor;
     });
   }
-  add("top_k_of_all_tokens",
-      [](Charges& charges, double factor) { charges.top_k_of_all_tokens *= factor; });
-  add("host_overhead", [](Charges& charges, double factor) { charges.host_overhead *= factor; });
-  add("per_layer", [](Charges& charges, double factor) { charges.per_layer *= factor; });
-  add("per_sequence", [](Charges& charges, double factor) { charges.per_sequence *= factor; });
-  add("eager_launch", [](Charges& charges, double factor) {
-    charges.eager_launch *= factor;
-    charges.eager_layer *= factor;
-  });
-  add("rank_jitter", [](Charges& charges, double factor) {
-    charges.rank_jitter *= factor;
-    charges.wait_for_last *= factor;
-  });
+  add("top_k_of_all_tokens", &Charges::top_k_of_all_tokens);
+  add("host_overhead", &Charges::host_overhead);
+  add("per_layer", &Charges::per_layer);
+  add("per_sequence", &Charges::per_sequence);
+  add("eager_launch", &Charges::eager_launch, &Charges::eager_layer);
+  add("rank_jitter", &Charges::rank_jitter, &Charges::wait_for_last);
 }
 
 void add_api_server(std::vector<PriceConstant>& constants) {
   const auto of_pool = [](Deployment& pool) -> ApiServer& { return pool.api_server; };
   const auto add = adder("api_server", "setting", of_pool, constants);
-  add("latency", [](ApiServer& server, double factor) { server.latency *= factor; });
-  add("tokenization", [](ApiServer& server, double factor) { server.tokenization *= factor; });
+  add("latency", &ApiServer::latency);
+  add("tokenization", &ApiServer::tokenization);
 }
 
 double metric_of(const Experiment& experiment, const Metric& metric) {
@@ -275,7 +273,7 @@ std::optional<Sensitivity> sensitivity(
 
 namespace {
 
-std::string percent(double share) {
+std::string change_text(double share) {
   const double shown = std::round(1000 * share) / 10;
   return fmt::format("{:+.1f} %", shown == 0 ? 0.0 : shown);  // no "-0.0 %"
 }
@@ -309,10 +307,10 @@ std::string verdict(const Sensitivity& s) {
     return fmt::format("Deployment {} stays ahead whichever constant is {:.0f} % off.\n", first + 1,
                        100 * s.by);
   }
-  return wrapped(fmt::format("The verdict is open: {} of {} constants turn the ranking if they are "
-                             "{:.0f} % off. Measure them before you decide.",
-                             turning, s.rows.size(), 100 * s.by)) +
-         "\n";
+  return paragraph(
+      "The verdict is open: {} of {} constants turn the ranking if they are {:.0f} % off. Measure "
+      "them before you decide.",
+      turning, s.rows.size(), 100 * s.by);
 }
 
 }  // namespace
@@ -327,15 +325,15 @@ std::string sensitivity_text(const Sensitivity& s) {
   Table table(head);
   for (std::size_t i = 0; i < std::min(shown, s.rows.size()); ++i) {
     const SensitivityRow& row = s.rows[i];
-    std::vector<std::string> cells{row.name, row.basis, percent(s.lead(row.less)),
-                                   percent(s.lead(row.more))};
+    std::vector<std::string> cells{row.name, row.basis, change_text(s.lead(row.less)),
+                                   change_text(s.lead(row.more))};
     if (ranking) cells.push_back(turn_text(s, row));
     table.add(std::move(cells));
   }
   std::string text = as_it_is_text(s) + "\n";
   if (ranking) {
     text += fmt::format("lead of deployment {}: {}; below: its lead with one constant changed\n\n",
-                        s.best(s.as_it_is) + 1, percent(s.lead(s.as_it_is)));
+                        s.best(s.as_it_is) + 1, change_text(s.lead(s.as_it_is)));
   } else {
     text += fmt::format("below: change of {} with one constant changed\n\n", s.metric);
   }

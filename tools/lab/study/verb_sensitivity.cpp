@@ -42,8 +42,7 @@ std::string point_name(const std::vector<Axis>& axes, const std::vector<SweepPoi
       return (value == nullptr) != (other == nullptr) || (value != nullptr && *value != *other);
     });
     if (!differs) continue;
-    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", axis.name,
-                        value == nullptr ? "-" : setting_text(*value));
+    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", axis.name, setting_cell(value));
   }
   return text;
 }
@@ -99,12 +98,8 @@ int run(const SensitivityOptions& options) {
   }
   ProgressBar progress("constants");
   const InterruptGuard guard("the runs in flight are finished; nothing is kept");
-  const auto answer = sensitivity(
-      names, experiments, metric, options.by / 100,
-      [&](std::size_t done, std::size_t total) {
-        progress.update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
-      },
-      [] { return InterruptGuard::interrupted(); });
+  const auto answer = sensitivity(names, experiments, metric, options.by / 100, progress.hook(),
+                                  InterruptGuard::interrupted);
   progress.finish();
   if (!answer) return exit_interrupted;
   print(options.json ? sensitivity_json(*answer).dump(1) + "\n" : sensitivity_text(*answer));
@@ -115,17 +110,12 @@ int run(const SensitivityOptions& options) {
 
 Action setup_sensitivity(CLI::App& command) {
   const auto options = std::make_shared<SensitivityOptions>();
-  command.add_option("CONFIG", options->configs, "experiments, or sweeps of few points")
-      ->required();
-  command.add_option("--of", options->metric, "metric by which deployments are ranked")
-      ->capture_default_str();
-  command.add_option("--by", options->by, "percent by which a constant may be off")
-      ->capture_default_str()
-      ->check(a_number(1, 90));
-  command
-      .add_option("--set", options->overrides,
-                  "/json/pointer=value to set in every config; repeatable")
-      ->allow_extra_args(false);
+  option(command, "CONFIG", options->configs, "experiments, or sweeps of few points", mandatory);
+  option(command, "--of", options->metric, "metric by which deployments are ranked", default_shown);
+  option(command, "--by", options->by, "percent by which a constant may be off", default_shown,
+         a_number(1, 90));
+  option(command, "--set", options->overrides,
+         "/json/pointer=value to set in every config; repeatable", repeatable);
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(
       R"(Which constants decide the answer? Each constant of the prices is made smaller and larger, one at a

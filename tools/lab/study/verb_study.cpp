@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -26,19 +24,6 @@ struct StudyOptions {
   std::string study, store, csv, plot;
   int threads = 0;
 };
-
-SweepOptions how_to_run(const StudyOptions& options, ProgressBar& progress) {
-  SweepOptions how;
-  how.threads = options.threads > 0
-                    ? options.threads
-                    : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  how.version = this_build();
-  how.progress = [&progress](std::size_t finished, std::size_t total) {
-    progress.update(static_cast<std::int64_t>(finished), static_cast<std::int64_t>(total));
-  };
-  how.stop = [] { return InterruptGuard::interrupted(); };
-  return how;
-}
 
 // A case in which a policy is not possible is worth a line, and no reason to stop; a reason is said
 // once.
@@ -68,8 +53,11 @@ int run_regimes(const StudyOptions& options) {
   check_first(study, sweep, traces);  // before anything is written
   ProgressBar progress("points");
   const InterruptGuard guard("the cases in flight are finished and kept; again to stop at once");
-  const SweepOutcome outcome =
-      run_sweep(sweep, options.store, runner, how_to_run(options, progress));
+  const SweepOutcome outcome = run_sweep(sweep, options.store, runner,
+                                         {.threads = threads_of(options.threads),
+                                          .version = this_build(),
+                                          .progress = progress.hook(),
+                                          .stop = InterruptGuard::interrupted});
   progress.finish();
   if (outcome.left > 0) {
     spdlog::warn("stopped with {} points left; the same command runs them", outcome.left);
@@ -91,12 +79,12 @@ Action setup_study(CLI::App& command) {
   command.require_subcommand(1);
   CLI::App* regimes = command.add_subcommand(
       "regimes", "how many copies, where, who serves a token: by tokens * k / experts");
-  regimes->add_option("STUDY", options->study, "cases, policies, ratios and batches, a JSON file")
-      ->required();
-  regimes->add_option("-o,--output", options->store, "store of the results, a SQLite file; resumes")
-      ->required();
-  regimes->add_option("-j,--threads", options->threads, "threads to use (default: all cores)")
-      ->check(at_least_one());
+  option(*regimes, "STUDY", options->study, "cases, policies, ratios and batches, a JSON file",
+         mandatory);
+  option(*regimes, "-o,--output", options->store, "store of the results, a SQLite file; resumes",
+         mandatory);
+  option(*regimes, "-j,--threads", options->threads, "threads to use (default: all cores)",
+         at_least_one());
   regimes->add_option("--csv", options->csv, "write every row");
   regimes->add_option("--plot", options->plot, "draw the map: .svg, .png or .pdf (gnuplot)");
   return [options] { return run_regimes(*options); };

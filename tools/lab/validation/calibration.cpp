@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <set>
 
 #include <Eigen/QR>
@@ -30,10 +29,29 @@ double huber_sum(const VectorXd& residuals, double huber) {
   return sum;
 }
 
-/// A number of a GPU file with three significant digits.
-double rounded(double x) { return std::stod(fmt::format("{:.3g}", x)); }
-
 }  // namespace
+
+double three_digits(double x) { return std::stod(fmt::format("{:.3g}", x)); }
+
+std::vector<double> octave_weights(std::span<const double> values, double most) {
+  const auto octave = [](double value) { return std::llround(std::log2(value)); };
+  std::map<long long, double> octaves;
+  for (const double value : values) octaves[octave(value)] += 1;
+  const double mean = double(values.size()) / double(octaves.size());
+  std::vector<double> weights;
+  for (const double value : values)
+    weights.push_back(std::min(most, mean / octaves[octave(value)]));
+  return weights;
+}
+
+void widen(Calibration& c, double bytes, double flops) {
+  const auto add = [](auto& range, double value) {
+    const double low = three_digits(value), high = three_digits(value * 1.01);
+    range = {range.max == 0 ? low : std::min(range.min, low), std::max(range.max, high)};
+  };
+  add(c.bytes, bytes);
+  add(c.flops, flops);
+}
 
 std::vector<double> fit_least_squares(
     std::span<const Unknown> unknowns,
@@ -126,16 +144,11 @@ class Family {
     Calibration c;
     const std::vector<double> relative = errors(gpu);
     c.points = static_cast<int>(relative.size());
-    c.median_error = rounded(median(relative));
-    c.bytes.min = c.flops.min = std::numeric_limits<double>::infinity();
+    c.median_error = three_digits(median(relative));
     for (const MeasuredPoint* point : points_) {
       const Predicted predicted = predictor_.predict(*point, gpu);
-      const auto* prediction = std::get_if<Prediction>(&predicted);
-      if (prediction == nullptr) continue;
-      c.bytes = {std::min(c.bytes.min, rounded(prediction->bytes)),
-                 std::max(c.bytes.max, rounded(prediction->bytes * 1.01))};
-      c.flops = {std::min(c.flops.min, rounded(prediction->flops)),
-                 std::max(c.flops.max, rounded(prediction->flops * 1.01))};
+      if (const auto* prediction = std::get_if<Prediction>(&predicted))
+        widen(c, prediction->bytes, prediction->flops);
     }
     return c;
   }
@@ -268,22 +281,22 @@ std::vector<FittedConstants> calibrate(std::span<const MeasuredPoint> points,
 
 OrderedJson to_json(const KernelConstants& k) {
   OrderedJson shares;
-  for (const auto& [precision, g] : k.peak_share) shares[name_of(precision)] = rounded(g);
+  for (const auto& [precision, g] : k.peak_share) shares[name_of(precision)] = three_digits(g);
   OrderedJson json{{"launch", in_microseconds(k.launch)},
-                   {"bandwidth_share", rounded(k.bandwidth_share)},
+                   {"bandwidth_share", three_digits(k.bandwidth_share)},
                    {"peak_share", shares},
-                   {"overlap", rounded(k.overlap)},
+                   {"overlap", three_digits(k.overlap)},
                    {"tile_m", k.tile_m},
                    {"tile_n", k.tile_n}};
-  if (k.copies > 0) json["copies"] = rounded(k.copies);
-  if (k.held_copies > 0) json["held_copies"] = rounded(k.held_copies);
+  if (k.copies > 0) json["copies"] = three_digits(k.copies);
+  if (k.held_copies > 0) json["held_copies"] = three_digits(k.held_copies);
   for (const auto& [precision, own] : k.by_precision) {
     OrderedJson& row = json["by_precision"][name_of(precision)];
     row = {{"launch", in_microseconds(own.launch)},
-           {"bandwidth_share", rounded(own.bandwidth_share)},
-           {"overlap", rounded(own.overlap)}};
-    if (own.copies > 0) row["copies"] = rounded(own.copies);
-    if (own.held_copies > 0) row["held_copies"] = rounded(own.held_copies);
+           {"bandwidth_share", three_digits(own.bandwidth_share)},
+           {"overlap", three_digits(own.overlap)}};
+    if (own.copies > 0) row["copies"] = three_digits(own.copies);
+    if (own.held_copies > 0) row["held_copies"] = three_digits(own.held_copies);
   }
   if (k.calibration) json["calibration"] = to_json(*k.calibration);
   json["source"] = k.source;
@@ -293,7 +306,7 @@ OrderedJson to_json(const KernelConstants& k) {
 OrderedJson to_json(const CollectiveConstants& c) {
   OrderedJson json{{"launch", in_microseconds(c.launch)},
                    {"per_gpu", in_microseconds(c.per_gpu)},
-                   {"bandwidth_share", rounded(c.bandwidth_share)},
+                   {"bandwidth_share", three_digits(c.bandwidth_share)},
                    {"ramp", in_microseconds(c.ramp)}};
   if (c.calibration) json["calibration"] = to_json(*c.calibration);
   json["source"] = c.source;

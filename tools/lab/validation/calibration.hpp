@@ -25,6 +25,16 @@ std::vector<double> fit_least_squares(
     const std::function<std::vector<double>(std::span<const double>)>& residuals,
     double huber = 0.1);
 
+/// A number of a file with three significant digits.
+double three_digits(double);
+
+/// Weights by which each octave of these values counts alike, at most `most`: tables hold many
+/// small calls, and steps are made of large ones.
+std::vector<double> octave_weights(std::span<const double> values, double most);
+
+/// Adds a call to the range of calls that constants are calibrated on.
+void widen(Calibration&, double bytes, double flops);
+
 /// The constants of one kernel, fitted.
 struct FittedConstants {
   const Kernel* of = nullptr;

@@ -137,8 +137,7 @@ std::string to_text(const ContrastReport& report) {
   const Rows regret = regret_rows(report);
   return terminal_table(sign_rows(report.signs, "quantity")) +
          terminal_table(sign_rows(report.pairs, "tokens/s per GPU of")) + terminal_table(regret) +
-         wrapped(legend_of_signs()) + "\n" +
-         (regret.size() == 1 ? "" : wrapped(legend_of_regret()) + "\n") +
+         paragraph(legend_of_signs()) + (regret.size() == 1 ? "" : paragraph(legend_of_regret())) +
          fmt::format("{} runs\n", report.runs);
 }
 

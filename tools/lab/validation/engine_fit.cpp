@@ -92,10 +92,9 @@ EngineConstants fit_engine(std::span<const EngineRun> runs) {
   const std::vector<double> steps = fit_least_squares(of_steps, [&](std::span<const double> x) {
     const EngineConstants tried{x[0], x[1], x[2], 0, 0};
     std::vector<double> residuals;
-    for (const EngineRun& run : runs) {
+    for (const EngineRun& run : runs)
       residuals.push_back(std::log(tried.tpot_ms(run) / run.tpot_ms) /
                           std::sqrt(counts.at(run.deployment)));
-    }
     add_distances(of_steps, x, residuals);
     return residuals;
   });
@@ -138,10 +137,6 @@ HeldOutErrors held_out_errors(std::span<const EngineRun> runs) {
       ttft.push_back(fitted.ttft_ms(run) / run.ttft_ms - 1);
     }
   }
-  const auto absolute = [](std::vector<double> errors) {
-    for (double& error : errors) error = std::abs(error);
-    return errors;
-  };
   return {median(absolute(tpot)), median(absolute(ttft)), median(tpot), median(ttft)};
 }
 

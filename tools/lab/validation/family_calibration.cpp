@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
-#include <optional>
 #include <set>
 #include <tuple>
 
@@ -13,6 +11,7 @@
 
 #include "hardware/tables/table_file.hpp"
 #include "sim/report/statistics.hpp"
+#include "tools/bench/validation.hpp"
 #include "tools/lab/validation/calibration.hpp"
 
 namespace moesim {
@@ -96,40 +95,31 @@ class PrecisionFit {
   };
   std::vector<Row> calls_;
 
-  // Each octave of time by the data sheet counts alike: tables hold many small calls, and steps are
-  // made of large ones.
+  // Weighs calls by the time that the data sheet gives.
   void weigh(std::span<const MeasuredGpu* const> gpus) {
-    const auto octave = [&](const Row& row) {
+    const auto by_sheet = [&](const Row& row) {
       const GpuSpec& gpu = gpus[row.gpu]->gpu;
       const Operands o = row.call->operands;
       const Seconds loads = row.call->work.work.hbm / gpu.hbm_bandwidth;
       const Seconds arithmetic = row.call->work.work.flops / gpu.peak(o.weights, o.activations);
-      return std::llround(std::log2(std::max(loads, arithmetic).count()));
+      return std::max(loads, arithmetic).count();
     };
-    std::map<long long, double> octaves;
-    for (const Row& row : calls_) octaves[octave(row)] += 1;
-    const double mean = static_cast<double>(calls_.size()) / static_cast<double>(octaves.size());
-    constexpr double most = 8;
-    for (Row& row : calls_) row.weight = std::sqrt(std::min(most, mean / octaves[octave(row)]));
+    std::vector<double> seconds;
+    for (const Row& row : calls_) seconds.push_back(by_sheet(row));
+    const std::vector<double> weights = octave_weights(seconds, 8);
+    for (std::size_t i = 0; i < calls_.size(); ++i) calls_[i].weight = std::sqrt(weights[i]);
   }
 };
 
-double three_digits(double x) { return std::stod(fmt::format("{:.3g}", x)); }
-
 Calibration calibration_of(const Kernel* kernel, const MeasuredGpu& gpu) {
   Calibration c;
-  c.bytes.min = c.flops.min = std::numeric_limits<double>::infinity();
   std::vector<double> errors;
   std::set<Precision> precisions;
   for (const FamilyCall& call : gpu.calls) {
     if (call.kernel != kernel) continue;
-    const double bytes = call.work.work.hbm.value(), flops = call.work.work.flops.value();
     errors.push_back(std::abs(ratio_of(call, gpu.gpu) - 1));
     precisions.insert(call.operands.weights);
-    c.bytes = {std::min(c.bytes.min, three_digits(bytes)),
-               std::max(c.bytes.max, three_digits(bytes * 1.01))};
-    c.flops = {std::min(c.flops.min, three_digits(flops)),
-               std::max(c.flops.max, three_digits(flops * 1.01))};
+    widen(c, call.work.work.hbm.value(), call.work.work.flops.value());
   }
   c.points = static_cast<int>(errors.size());
   c.median_error = three_digits(median(std::move(errors)));
@@ -175,11 +165,11 @@ ErrorsByKind errors_by_kind(std::span<const FamilyCall> calls, const GpuSpec& gp
 }
 
 ErrorSum sum_of(std::vector<double> errors) {
-  ErrorSum sum{.calls = errors.size(), .bias = median(errors)};
-  for (double& error : errors) error = std::abs(error);
-  sum.median = median(errors);
-  sum.p90 = nearest_rank(std::move(errors), 0.9);
-  return sum;
+  const std::vector<double> sizes = absolute(errors);
+  return {.calls = errors.size(),
+          .median = median(sizes),
+          .p90 = nearest_rank(sizes, 0.9),
+          .bias = median(std::move(errors))};
 }
 
 FittedKernels fit_families(std::span<const MeasuredGpu* const> gpus) {

@@ -220,28 +220,19 @@ PowerPoints read_power_points(const std::filesystem::path& file, const std::stri
 
 namespace {
 
-double power_digits(double x) { return std::stod(fmt::format("{:.3g}", x)); }
-
 PowerConstants as_written(const PowerConstants& c) {
-  return {Watts(std::round(c.floor.value())), power_digits(c.loads), power_digits(c.arithmetic),
-          power_digits(c.exponent), c.calibration};
+  return {Watts(std::round(c.floor.value())), three_digits(c.loads), three_digits(c.arithmetic),
+          three_digits(c.exponent), c.calibration};
 }
 
 double drawn(const GpuPower& power, const PowerPoint& point) {
   return power.draw(point.kind, point.loads, point.arithmetic).value();
 }
 
-// Each octave of time counts alike: tables hold many small calls, steps are made of large ones.
 std::vector<double> weights_of(std::span<const PowerPoint> points) {
-  const auto octave = [](const PowerPoint& point) { return std::llround(std::log2(point.us)); };
-  std::map<long long, double> octaves;
-  for (const PowerPoint& point : points) octaves[octave(point)] += 1;
-  const double mean = double(points.size()) / double(octaves.size());
-  std::vector<double> weights;
-  constexpr double most = 4;  // of a few calls
-  for (const PowerPoint& point : points)
-    weights.push_back(std::min(most, mean / octaves[octave(point)]));
-  return weights;
+  std::vector<double> us;
+  for (const PowerPoint& point : points) us.push_back(point.us);
+  return octave_weights(us, 4);  // the most of a few calls
 }
 
 PowerConstants fit_class(std::span<const PowerPoint> points, GpuPower power) {
@@ -348,8 +339,8 @@ FittedPower fit_power(const PowerPoints& measured) {
     errors.fitted_median = median(fitted.errors);
     if (!elsewhere) all.add(power, points);
     if (!elsewhere)
-      power.classes[i].calibration = {errors.points, power_digits(errors.fitted_median),
-                                      power_digits(errors.median)};
+      power.classes[i].calibration = {errors.points, three_digits(errors.fitted_median),
+                                      three_digits(errors.median)};
   }
   fit.all = {.points = static_cast<int>(all.errors.size()),
              .left_out = static_cast<int>(all_left_out.errors.size()),

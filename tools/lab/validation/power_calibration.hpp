@@ -3,7 +3,6 @@
 
 #include <array>
 #include <filesystem>
-#include <span>
 #include <string>
 #include <vector>
 

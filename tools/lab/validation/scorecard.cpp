@@ -2,7 +2,6 @@
 #include "tools/lab/validation/scorecard.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 
 #include <fmt/format.h>
@@ -31,11 +30,6 @@ struct RunErrors {
   }
 };
 
-std::vector<double> absolute(std::vector<double> errors) {
-  for (double& error : errors) error = std::abs(error);
-  return errors;
-}
-
 // Median, p90 and bias.
 std::vector<std::string> cells_of(const std::vector<double>& errors) {
   if (errors.empty()) return {"-", "-", "-"};
@@ -61,9 +55,8 @@ Groups grouped(const std::vector<ServingRun>& runs, bool fitted, auto name_of) {
 
 // The worst median of tokens/s per GPU first.
 std::string error_table(Cells head, const Groups& groups) {
-  for (const char* figure : {"tokens/s per GPU", "TPOT", "TTFT"}) {
+  for (const char* figure : {"tokens/s per GPU", "TPOT", "TTFT"})
     head.insert(head.end(), {fmt::format("{}: median", figure), "p90", "bias"});
-  }
   std::vector<std::pair<double, Cells>> rows;
   for (const auto& [name, errors] : groups) {
     Cells row = name;
@@ -104,26 +97,26 @@ std::string summary(const std::vector<ServingRun>& runs, bool fitted, const char
 
 std::string scorecard(const std::vector<ServingRun>& runs, const std::vector<std::string>& files) {
   const auto fitted = static_cast<std::size_t>(std::ranges::count_if(runs, &ServingRun::fitted));
-  const std::string fit =
-      fitted == 0 ? ""
-                  : fmt::format(
-                        " Constants of the engines' presets are fitted on the other {}, "
-                        "whose rows have `calibrate` in their column `use`.",
-                        fitted);
+  const std::string fit = fitted == 0
+                              ? ""
+                              : fmt::format(
+                                    " Constants of the engines' presets are fitted on the other "
+                                    "{}, whose rows have `calibrate` in their column `use`.",
+                                    fitted);
   const ContrastReport contrasts = contrast_report(runs);
   std::string text =
       "# Scorecard of serving predictions\n\n" +
       fmt::format("`moesim-lab validate --points {} --scorecard FILE` wrote this page.\n\n",
                   fmt::join(files, ",")) +
-      wrapped(fmt::format("The page compares {} measured runs with "
-                          "predictions. {} runs are held out: no constant is fitted on them.{}",
+      wrapped(fmt::format("The page compares {} measured runs with predictions. {} runs are held "
+                          "out: no constant is fitted on them.{}",
                           runs.size(), runs.size() - fitted, fit)) +
       "\n\n" +
       wrapped(
           "median and p90: of |predicted / measured - 1|. bias: the median error with its sign. "
-          "tokens/s per GPU of a server: by concurrency, TTFT and TPOT. Worst medians of "
-          "tokens/s per GPU come first. pools: prefill and decode are apart; some settings of "
-          "their recipes are read from these runs. offline: all prompts are there at the start.") +
+          "tokens/s per GPU of a server: by concurrency, TTFT and TPOT. Worst medians of tokens/s "
+          "per GPU come first. pools: prefill and decode are apart; some settings of their recipes "
+          "are read from these runs. offline: all prompts are there at the start.") +
       "\n\n## Summary\n\n" + summary(runs, false, "Held out") + summary(runs, true, "Fitted") +
       (contrasts.contrasts.empty() ? "" : "## Choices\n\n" + to_markdown(contrasts)) +
       section(runs, false, "Held-out runs") + section(runs, true, "Fitted runs");

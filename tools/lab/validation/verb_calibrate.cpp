@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -9,9 +8,9 @@
 #include "hardware/at.hpp"
 #include "hardware/shipped.hpp"
 #include "sim/engines/serving_engine.hpp"
-#include "sim/experiment/pools.hpp"
 #include "sim/report/statistics.hpp"
 #include "sim/serving/simulator.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
@@ -97,9 +96,25 @@ std::filesystem::path gpu_path(const CalibrateOptions& options) {
   return options.root / "hardware/gpus" / (options.gpu + ".json");
 }
 
-std::string in_percent(const CalibratedTable::Errors& errors) {
-  if (errors.points == 0) return "-";
+/// A file in the order in which people wrote it.
+OrderedJson as_written(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  return OrderedJson::parse(in);
+}
+
+/// A GPU without what its file says so far under the key.
+GpuSpec gpu_without(const char* key, const std::filesystem::path& path) {
+  Json facts = ConfigNode::from_file(path).json();
+  facts.erase(key);
+  return read_gpu(ConfigNode(std::move(facts), path));
+}
+
+std::string median_and_p90(const auto& errors) {
   return fmt::format("{:.1f} / {:.1f} %", errors.median * 100, errors.p90 * 100);
+}
+
+std::string in_percent(const CalibratedTable::Errors& errors) {
+  return errors.points == 0 ? "-" : median_and_p90(errors);
 }
 
 /// `path` as a file in `folder` names it: relative where both stand below one root.
@@ -112,29 +127,23 @@ std::string seen_from(const std::filesystem::path& folder, const std::filesystem
 /// Measured tables of a GPU beside a copy of its file that names them.
 int calibrate_from_tables(const CalibrateOptions& options) {
   const std::filesystem::path path = gpu_path(options), output = options.output;
-  // Tables that the file names so far do not matter.
-  Json facts = ConfigNode::from_file(path).json();
-  facts.erase("profiles");
-  const GpuSpec gpu = read_gpu(ConfigNode(std::move(facts), path));
+  const GpuSpec gpu = gpu_without("profiles", path);
   const std::filesystem::path profiles =
       options.profiles.empty() ? output.parent_path() / (output.stem().string() + "-profiles")
                                : std::filesystem::path(options.profiles);
   const auto tables = calibrate_tables(options.tables, gpu, profiles);
-  std::ifstream in(path);
-  OrderedJson file = OrderedJson::parse(in);
+  OrderedJson file = as_written(path);
   const auto folder = output.parent_path().empty() ? "." : output.parent_path();
-  if (file.contains("sibling")) {
+  if (file.contains("sibling"))
     file["sibling"] = seen_from(folder, path.parent_path() / file["sibling"].get<std::string>());
-  }
   file["profiles"] = seen_from(folder, profiles);
   write_file(output, file_text(file));
   Table table({"profile", "table", "rows", "kept", "a tenth left out", "model left out",
                "from the sibling"});
-  for (const CalibratedTable& t : tables) {
+  for (const CalibratedTable& t : tables)
     table.add({t.profile, std::string(t.table->name), fmt::format("{}", t.rows),
                t.kept == 0 ? "none" : fmt::format("{}", t.kept), in_percent(t.points),
                in_percent(t.models), in_percent(t.carried_over)});
-  }
   print(table.text() +
         "median / p90 of |predicted / measured - 1| at rows that were left out. Rows not kept: "
         "left_out.csv\n");
@@ -142,10 +151,6 @@ int calibrate_from_tables(const CalibrateOptions& options) {
 }
 
 // ---- constants of kernel families
-
-std::string in_percent(const ErrorSum& errors) {
-  return fmt::format("{:.1f} / {:.1f} %", errors.median * 100, errors.p90 * 100);
-}
 
 /// The shipped GPUs with tables, by file name.
 std::map<std::string, MeasuredGpu> measured_gpus(const std::filesystem::path& root) {
@@ -169,8 +174,7 @@ ErrorsByKind errors_by_others(const MeasuredGpu& gpu,
 
 void write_constants(const std::filesystem::path& from, const std::string& output,
                      const FittedKernels& constants) {
-  std::ifstream in(from);
-  OrderedJson file = OrderedJson::parse(in);
+  OrderedJson file = as_written(from);
   for (const Kernel* kernel : kernels())
     if (const auto fitted = constants.find(kernel); fitted != constants.end())
       file["kernels"][std::string(kernel->name)] = to_json(fitted->second);
@@ -220,12 +224,12 @@ int calibrate_families(const CalibrateOptions& options) {
     const auto& [kernel, precision, prefill] = kind;
     const auto of = [&, &kind = kind](const ErrorsByKind& other) {
       const auto row = other.find(kind);
-      return row == other.end() ? "-" : in_percent(sum_of(row->second));
+      return row == other.end() ? "-" : median_and_p90(sum_of(row->second));
     };
     const ErrorSum sum = sum_of(errors);
     table.add({std::string(kernel), std::string(precision_names[at(precision)]),
                prefill ? "prefill" : "decode", fmt::format("{}", sum.calls), of(before),
-               in_percent(sum), fmt::format("{:+.1f} %", sum.bias * 100), of(shapes),
+               median_and_p90(sum), fmt::format("{:+.1f} %", sum.bias * 100), of(shapes),
                of(by_sibling), of(by_others)});
   }
   print(table.text() +
@@ -239,17 +243,14 @@ int calibrate_families(const CalibrateOptions& options) {
 void add_errors(std::vector<std::string>& row, const PowerErrors& errors, const char* whose) {
   row.insert(row.end(), {fmt::format("{}{}", errors.points, whose),
                          fmt::format("{:.1f} %", errors.fitted_median * 100),
-                         fmt::format("{}", errors.left_out),
-                         fmt::format("{:.1f} / {:.1f} %", errors.median * 100, errors.p90 * 100),
+                         fmt::format("{}", errors.left_out), median_and_p90(errors),
                          fmt::format("{:.2f}", errors.energy)});
 }
 
 /// The constants of a GPU's power, fitted on measured kernels.
 int calibrate_power(const CalibrateOptions& options) {
   const auto path = gpu_path(options);
-  Json facts = ConfigNode::from_file(path).json();
-  facts.erase("power");
-  const GpuSpec gpu = read_gpu(ConfigNode(std::move(facts), path));
+  const GpuSpec gpu = gpu_without("power", path);
   const std::string name = path.stem().string();
   FittedPower fit;
   try {
@@ -277,16 +278,14 @@ int calibrate_power(const CalibrateOptions& options) {
   std::vector<std::string> row{"all", "", "", "", ""};
   add_errors(row, fit.all, "");
   table.add(std::move(row));
-  std::ifstream in(path);
-  OrderedJson file = OrderedJson::parse(in);
+  OrderedJson file = as_written(path);
   file["power"] = to_json(fit.power);
   write_file(options.output, file_text(file));
   print(table.text() +
-        wrapped(fmt::format("idle {:g} W, limit {:g} W. Errors are |predicted / measured - 1| of "
-                            "watts: of all kernels by the fit, and of a tenth of the shapes, by a "
-                            "fit without them. joules: their energy, predicted over measured",
-                            fit.power.idle.value(), fit.power.limit.value())) +
-        "\n");
+        paragraph("idle {:g} W, limit {:g} W. Errors are |predicted / measured - 1| of watts: of "
+                  "all kernels by the fit, and of a tenth of the shapes, by a fit without them. "
+                  "joules: their energy, predicted over measured",
+                  fit.power.idle.value(), fit.power.limit.value()));
   return 0;
 }
 
@@ -301,9 +300,7 @@ int calibrate_gpu(const CalibrateOptions& options) {
   if (fitted.empty())
     throw ConfigError(fmt::format("{}: no family of {} is measured at least four times",
                                   options.points, options.gpu));
-  // Read again in the order people wrote it.
-  std::ifstream in(path);
-  OrderedJson file = OrderedJson::parse(in);
+  OrderedJson file = as_written(path);
   Table table({"constants", "points", "median error", "p90 error"});
   for (const FittedConstants& family : fitted) {
     const std::string name(family.of->name);
@@ -342,17 +339,16 @@ Action setup_calibrate(CLI::App& command) {
   const auto engines = engine_names();
   const auto options = std::make_shared<CalibrateOptions>();
   CLI::Option* of_points = command.add_option("--points", options->points, "measured points, CSV");
-  CLI::Option* serving =
-      command.add_option("--serving", options->serving,
-                         "measured runs of many deployments, CSV: fits the constants of an "
-                         "engine's preset");
+  CLI::Option* serving = command.add_option(
+      "--serving", options->serving,
+      "measured runs of many deployments, CSV: fits the constants of an engine's preset");
   CLI::Option* tables =
       command.add_option("--tables", options->tables,
                          "folder of one GPU's kernel times, <engine>-<version>/<table>.csv");
-  CLI::Option* families = command.add_flag(
-      "--families", options->families,
-      "fits the constants of kernel families on measured tables: with --gpu those of that GPU, "
-      "without --gpu those of hardware/families.json on all GPUs");
+  CLI::Option* families =
+      command.add_flag("--families", options->families,
+                       "fits the constants of kernel families on measured tables: with --gpu those "
+                       "of that GPU, without --gpu those of hardware/families.json on all GPUs");
   CLI::Option* power =
       command.add_option("--power", options->power,
                          "measured power of kernels, CSV: fits what the GPU of --gpu draws");
@@ -361,17 +357,15 @@ Action setup_calibrate(CLI::App& command) {
   of_points->excludes(tables)->excludes(serving);
   tables->excludes(serving);
   CLI::Option* engine =
-      command.add_option("--engine", options->engine, "the engine whose preset is fitted")
-          ->check(CLI::IsMember(std::vector<std::string>(engines.begin(), engines.end())));
+      option(command, "--engine", options->engine, "the engine whose preset is fitted",
+             CLI::IsMember(std::vector<std::string>(engines.begin(), engines.end())));
   serving->needs(engine);
   engine->needs(serving);
   command.add_option("--gpu", options->gpu, "GPU file, or its name in hardware/gpus without .json");
   command.add_option("--profiles", options->profiles,
                      "folder for the tables (default: NAME-profiles next to the output)");
-  command
-      .add_option("-o,--output", options->output,
-                  "the file with the fitted constants: a GPU's, a preset or families.json")
-      ->required();
+  option(command, "-o,--output", options->output,
+         "the file with the fitted constants: a GPU's, a preset or families.json", mandatory);
   command.add_option("--source", options->source,
                      "source of the points, for the file (default: their path)");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");

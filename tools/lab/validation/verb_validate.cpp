@@ -4,13 +4,13 @@
 
 #include <fmt/format.h>
 
-#include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/bench/anchors.hpp"
 #include "tools/bench/validation.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
@@ -50,12 +50,11 @@ using Errors = std::map<std::string, CategoryErrors>;
 std::string table_of(const char* what, const Errors& errors) {
   Table table(
       {what, "points", "median error", "p90 error", "bias", "extrapolated", "failed", "skipped"});
-  for (const auto& [name, c] : errors) {
+  for (const auto& [name, c] : errors)
     table.add({name, fmt::format("{}", c.n), fmt::format("{:.1f} %", c.median_abs_pct),
                fmt::format("{:.1f} %", c.p90_abs_pct), fmt::format("{:+.1f} %", c.bias_pct),
                fmt::format("{}", c.extrapolated), fmt::format("{}", c.failed),
                fmt::format("{}", c.skipped)});
-  }
   return table.text();
 }
 
@@ -68,7 +67,7 @@ std::string reasons_of(const std::vector<ValidatedPoint>& points) {
   }
   std::string text;
   for (const auto& [reason, count] : reasons)
-    text += wrapped(fmt::format("{} {}", count, reason), 100, 2) + "\n";
+    text += indented(fmt::format("{} {}", count, reason), 2);
   return text;
 }
 
@@ -78,8 +77,8 @@ std::string to_text(const std::vector<ValidatedPoint>& points, const Errors& cat
     text += table_of("category and engine", engines) + "\n";
   const bool sheets = std::ranges::any_of(points, &ValidatedPoint::by_sheet);
   return text + table_of("category and group", errors_by_group(points)) +
-         "error: |predicted / measured - 1|; bias: the median with its sign; "
-         "extrapolated: outside what\nconstants were fitted on\n" +
+         "error: |predicted / measured - 1|; bias: the median with its sign; extrapolated: outside "
+         "what\nconstants were fitted on\n" +
          (sheets ? "roofline: by a GPU's data sheet alone; nothing of that GPU was measured\n"
                  : "") +
          reasons_of(points);
@@ -157,10 +156,9 @@ BothFidelities run_both(const std::filesystem::path& config) {
 
 std::string to_text(const BothFidelities& both) {
   Table table({"metric", "exact", "sampled", "error"});
-  for (const auto& row : both.rows) {
+  for (const auto& row : both.rows)
     table.add({row.metric, fmt::format("{:.5g}", row.exact), fmt::format("{:.5g}", row.sampled),
                fmt::format("{:+.2f} %", row.error_pct())});
-  }
   return table.text() + fmt::format("\nsimulated in {:.2f} s exact, {:.2f} s sampled\n",
                                     both.exact_s, both.sampled_s);
 }
@@ -197,10 +195,10 @@ void write_scorecard(const ValidateOptions& options, const std::vector<ServingRu
 int say_contrasts(const ValidateOptions& options, const std::vector<ServingRun>& runs) {
   const ContrastReport report = contrast_report(runs);
   if (report.contrasts.empty()) {
-    throw ConfigError(fmt::format(
-        "--contrasts: no two of {} predicted runs (category e2e) differ in one thing only: layout, "
-        "experts (EP), GPU, engine, precision or batch",
-        report.runs));
+    throw ConfigError(
+        fmt::format("--contrasts: no two of {} predicted runs (category e2e) differ in one thing "
+                    "only: layout, experts (EP), GPU, engine, precision or batch",
+                    report.runs));
   }
   if (!options.csv.empty()) write_file(options.csv, to_csv(report.contrasts));
   print(options.json ? to_json(report).dump(1) + "\n" : to_text(report));
@@ -249,40 +247,34 @@ int validate_points(const ValidateOptions& options) {
 
 Action setup_validate(CLI::App& command) {
   const auto options = std::make_shared<ValidateOptions>();
-  CLI::Option* csv_file =
-      command
-          .add_option("--points", options->points, "measured points, CSV files, comma-separated")
-          ->delimiter(',');
+  CLI::Option* csv_file = option(command, "--points", options->points,
+                                 "measured points, CSV files, comma-separated", comma_separated);
   CLI::Option* fidelity = command.add_option(
       "--fidelity", options->fidelity,
       "an experiment, JSON: compares figures of sampled and of exact MoE layers");
   csv_file->excludes(fidelity);
   command
-      .add_flag(
-          "--contrasts", options->contrasts,
-          "compare runs that differ in one thing: layout, experts (EP), GPU, engine, precision "
-          "or batch. "
-          "Prints how often the sign of the difference was right, the error of its size, and "
-          "the regret of choices under limits of TPOT.")
+      .add_flag("--contrasts", options->contrasts,
+                "compare runs that differ in one thing: layout, experts (EP), GPU, engine, "
+                "precision or batch. Prints how often the sign of the difference was right, the "
+                "error of its size, and the regret of choices under limits of TPOT.")
       ->needs(csv_file);
-  command
-      .add_option("--scorecard", options->scorecard,
-                  "write errors by model, GPU, engine and version to this file, Markdown")
+  option(command, "--scorecard", options->scorecard,
+         "write errors by model, GPU, engine and version to this file, Markdown")
       ->needs(csv_file);
-  command.add_option("--csv", options->csv,
-                     "write every point with its prediction to this file, CSV; with --contrasts "
-                     "every pair");
-  command.add_option("--category", options->only, "only these categories, comma-separated")
-      ->delimiter(',');
+  command.add_option(
+      "--csv", options->csv,
+      "write every point with its prediction to this file, CSV; with --contrasts every pair");
+  option(command, "--category", options->only, "only these categories, comma-separated",
+         comma_separated);
   command.add_option("--gpu", options->gpus,
                      "NAME=FILE: points of the GPU of this name are predicted with this file");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   command.add_option("--anchor", options->anchor,
                      "corrections that moesim bench wrote, for their deployment");
-  command
-      .add_option("--anchors", options->anchors,
-                  "number of runs that correct each deployment; the report is on the other runs")
-      ->check(CLI::Range(1, 1000));
+  option(command, "--anchors", options->anchors,
+         "number of runs that correct each deployment; the report is on the other runs",
+         CLI::Range(1, 1000));
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] { return validate_points(*options); };
 }
