@@ -408,7 +408,7 @@ TEST_CASE("a fleet's commands are as many as can be read") {
   large["cluster"]["gpu"] = "h200";
   const std::string text = launch("vllm", large);
   CHECK_THAT(text, Contains("# and 84 more servers of this kind"));
-  CHECK(std::count(text.begin(), text.end(), '\n') < 80);
+  CHECK(std::count(text.begin(), text.end(), '\n') <= 80);
 }
 
 TEST_CASE("what HBM holds for agents, and replies that decode ranks write, are named beside") {

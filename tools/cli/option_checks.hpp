@@ -32,7 +32,7 @@ template <class Value, class... More>
 CLI::Option* option(CLI::App& command, const char* name, Value& value, const std::string& text,
                     More... more) {
   CLI::Option* const added = command.add_option(name, value, text);
-  const auto adorn = [&](auto what) {
+  [[maybe_unused]] const auto adorn = [&](auto what) {  // nothing to adorn without `more`
     if constexpr (std::is_same_v<decltype(what), OptionIs>) {
       if (what == repeatable) added->allow_extra_args(false);
       if (what == comma_separated) added->delimiter(',');

@@ -230,9 +230,9 @@ double drawn(const GpuPower& power, const PowerPoint& point) {
 }
 
 std::vector<double> weights_of(std::span<const PowerPoint> points) {
-  std::vector<double> us;
-  for (const PowerPoint& point : points) us.push_back(point.us);
-  return octave_weights(us, 4);  // the most of a few calls
+  std::vector<double> times;
+  for (const PowerPoint& point : points) times.push_back(point.us);
+  return octave_weights(times, 4);  // the most of a few calls
 }
 
 PowerConstants fit_class(std::span<const PowerPoint> points, GpuPower power) {
