@@ -37,8 +37,9 @@ TEST_CASE("one request alone: known answer") {
              Catch::Contains("/two_term_step: \"a\" is missing"));
   Json drafts = set("1 ms", "0 s", "0 s");
   drafts["speculative"] = {{"num_speculative_tokens", 2}, {"acceptance_rate", 0.7}};
-  CHECK_THAT(test::refused(test::tiny_experiment(drafts)),
-             Catch::Contains("/two_term_step: two terms do not say what drafts take"));
+  CHECK_THAT(
+      test::refused(test::tiny_experiment(drafts)),
+      Catch::Contains("/speculative: \"speculative\" is not modelled with \"two_term_step\""));
 }
 
 TEST_CASE("whatever kernels and links would take, two terms take the same") {
