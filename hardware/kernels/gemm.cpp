@@ -78,7 +78,12 @@ constinit const Kernel gemm_kernel{
 };
 
 Question ask(const GemmCall& call, const GpuSpec& gpu) {
-  return {gemm_table, {std::string(call.precision)}, locate(call, gpu)};
+  Question question{gemm_table, {std::string(call.precision)}, locate(call, gpu)};
+  constexpr double most_rows_of_decode = 256;
+  const FlopsPerSecond rate = gpu.tables ? gpu.tables->prompt_gemms() : FlopsPerSecond{};
+  if (rate > FlopsPerSecond{} && call.precision == "fp8_block" && call.m > most_rows_of_decode)
+    question.place.least_us *= gpu.peak(Precision::fp8_block, Precision::fp8_block) / rate;
+  return question;
 }
 
 TiledWork gemm_work(double m, double n, double k, Operands operands, Tile tile, int sms) {

@@ -166,7 +166,6 @@ struct KernelTables::State {
   std::string wanted_kernel(const MeasuredTable&) const;
   bool has_kernel(const MeasuredTable&, std::string_view group, const std::string& part) const;
   const Curve& curve(const Question&) const;
-  double least_us(const Question&) const;
 
   struct Source {
     std::shared_ptr<const ProfileTables> tables;
@@ -456,17 +455,6 @@ TableTime KernelTables::scaled_time(const MeasuredTable& table, TableTime time) 
   return time;
 }
 
-// The arithmetic at the GPU's peak, or at what the engine's own kernel of prompts' GEMMs reaches.
-double KernelTables::State::least_us(const Question& question) const {
-  const double at_peak = question.place.least_us;
-  constexpr double rows_of_decode = 20;  // more than 256 rows are beyond, see place_of_rows()
-  const bool slower = prompt_gemms > FlopsPerSecond{} && question.table.name == "gemm" &&
-                      question.groups->names.front() == "fp8_block" &&
-                      question.place.at[0] > rows_of_decode;
-  return slower ? at_peak * (facts.peak(Precision::fp8_block, Precision::fp8_block) / prompt_gemms)
-                : at_peak;
-}
-
 std::optional<TableTime> KernelTables::time(const Question& question) const {
   const Curve& shape = state_->curve(question);
   if (!shape.grid) return std::nullopt;
@@ -476,7 +464,7 @@ std::optional<TableTime> KernelTables::time(const Question& question) const {
   for (std::size_t axis = 0, i = 0; axis < axes.size() && !axes[axis].name.empty(); ++axis)
     if (axes[axis].varies == TableAxis::with_load) at[i++] = place.at[axis];
   const Scattered::Guess share = shape.grid->at(at);
-  const double us = std::max(place.rough_us * std::exp(share.value), state_->least_us(question));
+  const double us = std::max(place.rough_us * std::exp(share.value), place.least_us);
   const bool carried = shape.of_sibling || place.other_dimensions;
   return scaled_time(question.table, {Seconds(us * 1e-6), evidence_of(carried, share.nearest)});
 }
@@ -502,6 +490,8 @@ std::shared_ptr<const void> KernelTables::remember(
   const std::unique_lock lock(state_->mutex);
   return state_->made.try_emplace(name, std::move(made)).first->second;
 }
+
+FlopsPerSecond KernelTables::prompt_gemms() const { return state_->prompt_gemms; }
 
 bool KernelTables::fuses(std::string_view operation) const {
   const auto fused = state_->choice.find("fused");

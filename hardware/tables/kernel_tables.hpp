@@ -103,6 +103,10 @@ class KernelTables {
   /// neighbours.
   bool fuses(std::string_view operation) const;
 
+  /// The rate that the engine's GEMMs in blocks of fp8 reach for prompts, where its kernel is not
+  /// the one in the tables; 0: as tables say.
+  FlopsPerSecond prompt_gemms() const;
+
   /// Median error of such an answer, |predicted / measured - 1|, by errors.csv next to the GPU's
   /// profiles. For what is carried over it is by the file next to the sibling's.
   double error(const MeasuredTable&, Evidence) const;
