@@ -118,34 +118,32 @@ void check_shared_slot(ConfigReader& reader, const PoolSpec& e) {
 // All GPUs of a group compute a slice of each cut expert: they need all tokens, and what they
 // answer is summed up. What moves or loads experts knows whole ones alone.
 void check_cut_experts(ConfigReader& reader, const PoolSpec& e) {
-  const auto refuse = [&](bool that, const char* key, std::string_view what) {
+  const auto fail_if = [&](bool that, const char* key, std::string_view what) {
     if (that) reader.child(key).fail(fmt::format("\"cut_coldest\" cuts experts {}", what));
   };
   const int gpus = e.parallel.expert_gpus();
-  refuse(e.parallel.afd() || e.parallel.ep != gpus || e.parallel.decode_ep > 0, "parallel",
-         "over all GPUs of the group; leave out \"ep\", \"decode_ep\" and \"ffn_gpus\"");
-  refuse(e.model.expert_width % gpus != 0, "parallel",
-         fmt::format("of width {} into {} equal slices; use GPUs that divide it",
-                     e.model.expert_width, gpus));
-  refuse(e.replication_effective != 1, "placement",
-         "and makes no copies; use a replication of 1, and GPUs that divide the experts");
-  refuse(!e.placed.from_trace, "placement",
-         "by a load that was seen; use \"load\": {\"from\": \"trace\"}");
+  fail_if(e.parallel.afd() || e.parallel.ep != gpus || e.parallel.decode_ep > 0, "parallel",
+          "over all GPUs of the group; leave out \"ep\", \"decode_ep\" and \"ffn_gpus\"");
+  fail_if(e.model.expert_width % gpus != 0, "parallel",
+          fmt::format("of width {} into {} equal slices; use GPUs that divide the width",
+                      e.model.expert_width, gpus));
+  fail_if(e.replication_effective != 1, "placement",
+          "and makes no copies; use a replication of 1, and GPUs that divide the experts");
+  fail_if(!e.placed.from_trace, "placement",
+          "by a load that was seen; use \"load\": {\"from\": \"trace\"}");
   for (const PhaseSpec& phase : e.phases) {
-    refuse(e.parallel.exchanges() &&
-               (!phase.dispatch->gathers_tokens() || phase.dispatch->needs_copies()),
-           "dispatch",
-           "whose slices need all tokens and a sum; use {\"type\": \"all_gather\", \"combine\": "
-           "\"reduce_scatter\"} or \"all_reduce\" in all phases");
-    refuse(phase.routing.name() != "even", "token_routing",
-           "and leaves no copies to choose from; use \"even\" in all phases");
+    fail_if(e.parallel.exchanges() &&
+                (!phase.dispatch->gathers_tokens() || phase.dispatch->needs_copies()),
+            "dispatch",
+            "whose slices need all tokens and a sum; use {\"type\": \"all_gather\", \"combine\": "
+            "\"reduce_scatter\"} or \"all_reduce\" in all phases");
+    fail_if(phase.routing.name() != "even", "token_routing",
+            "and leaves no copies to choose from; use \"even\" in all phases");
   }
-  refuse(e.expert_memory.has_value(), "expert_memory", "in HBM alone; use \"resident\"");
-  refuse(e.rebalancing.name() != "none", "rebalancing", "that do not move; use \"none\"");
-  refuse(!e.failures.outages.empty(), "failures", "that do not move; leave out \"failures\"");
-  refuse(e.shared_expert.is_slot(), "shared_expert",
-         "and a shared expert is no slot; use \"local\"");
-  refuse(e.locality, "measurement", "that are on no GPU of their own; leave out \"locality\"");
+  fail_if(e.locality, "measurement", "that are on no GPU of their own; leave out \"locality\"");
+  refuse(reader, e, "cut experts, which are in HBM alone", {feature::expert_memory});
+  refuse(reader, e, "cut experts, which do not move", {feature::rebalancing, feature::failures});
+  refuse(reader, e, "cut experts", {feature::shared_slot}, "use \"local\"");
 }
 
 // A kernel that writes into other GPUs' memory reaches those of its NVLink domain.
