@@ -207,6 +207,7 @@ def step_models():
     refused(lambda: moesim.StepModel(config, pool="prefill"), "the experiment has one pool")
     refused(lambda: moesim.StepModel(with_(modle=1)), "modle", place="config:/")
     refused(lambda: moesim.StepModel(config, socket="here"), "socket")
+    refused(lambda: moesim.StepModel(config, help=True), "these options print a text")
     # A policy of Python decides in each step.
     routed = {kind: moesim.StepModel({**decoded_by(kind), "parallel": {"dp": 4, "ep": 4}}) for kind in ("even", Even)}
     assert routed["even"].price(batches) == routed[Even].price(batches)

@@ -110,6 +110,7 @@ class PricedSteps {
       deployment_ = std::move(priced);
     };
     run_words(std::move(words));
+    if (!prices_) throw ConfigError("StepModel: these options print a text; leave them out");
   }
 
   // An answer to each batch, a line each.

@@ -134,7 +134,7 @@ class StepModel:
 
     def __init__(self, config=None, **options):
         if "socket" in options:
-            raise Error("socket: is an option of the command; call price()")
+            raise Error('socket: only the command listens; leave "socket" out and call price()')
         self._model = _answer_of(lambda: _moesim.StepModel(_words("price", config, options)))
 
     def price(self, batches):
