@@ -116,7 +116,7 @@ TierTraffic::Landed TierTraffic::land(std::size_t tier, const KvTier::Landed& la
       tiers_[tier - 1].tier->copied(landed.transfer);
       return {};
     }
-    // None of a block that was taken.
+    // A copy of a block that was taken for other tokens holds no block of HBM.
     auto stored = storing_.extract(landed.transfer);
     return stored.empty() ? Landed{} : Landed{std::move(stored.mapped()), {}};
   }

@@ -106,7 +106,7 @@ BenchLoad load_of_bench_serve(const std::string& where, const Json& result) {
            "does not say its load: give it \"max_concurrency\", \"request_rate\", or "
            "\"request_rate\": \"inf\" for all requests at once");
   if (const auto burst = number(result, "/burstiness"); burst && *burst != 1) {
-    if (!(*burst > 0)) refuse(where, "burstiness is {}; it is above 0", *burst);
+    if (!(*burst > 0)) refuse(where, "burstiness is {}; give a number above 0", *burst);
     constexpr double even = 1e6;  // gaps are equal to a thousandth from here on
     load.gaps = *burst < even ? BenchLoad::Gaps::gamma : BenchLoad::Gaps::constant;
     if (*burst < even) load.burstiness = *burst;
