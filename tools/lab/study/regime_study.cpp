@@ -13,6 +13,7 @@
 #include "models/memory.hpp"
 #include "sim/serving/typical_step.hpp"
 #include "tools/cli/output.hpp"
+#include "traces/import/forms.hpp"
 
 namespace moesim {
 
@@ -45,6 +46,7 @@ RegimeStudy::Named read_named(const ConfigNode& node) {
     }
   });
   if (named.empty()) node.fail("is empty; name at least one");
+  std::ranges::sort(named, natural_less, &RegimeStudy::Named::value_type::first);
   return named;
 }
 

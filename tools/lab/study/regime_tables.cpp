@@ -275,8 +275,10 @@ std::string series_of(const std::vector<RegimeCell>& cells, const std::vector<Re
   return places;
 }
 
-// "waterfill 0: replication 1, waterfill": what a policy sets, in words.
+// "waterfill 0: replication 1, waterfill": what a policy sets, in words, where its name is not
+// that.
 std::string explained(const std::string& policy, const Json& settings) {
+  if (settings.size() == 1 && settings.front() == policy) return policy;
   std::string text;
   for (const auto& [pointer, value] : settings.items()) {
     const std::string name = name_in_words(pointer.substr(pointer.rfind('/') + 1));
@@ -294,9 +296,9 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
   require_writable(file);
   const std::vector<RegimeCell> cells = regime_map(study, rows);
   const std::size_t policies = study.policies.size();
-  std::string data, panels, titles, names, keys;
+  std::string data, titles, names, keys;
+  std::vector<std::string> panels;
   std::size_t index = 0;
-  int drawn = 0;
   for (std::size_t i = 0; i < policies; ++i) {
     keys += fmt::format(", NaN {} ps 0.6 lw 1.5 title word(ARG5, {}) noenhanced",
                         line_style(i, i, policies), i + 1);
@@ -313,15 +315,19 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
     }
     if (plot.empty()) continue;
     titles += plot_heading(heading_of(study, panel)) + " ";
-    panels += fmt::format("set title word(ARG4, {}) noenhanced\n{}{}\n", drawn + 1, plot,
-                          drawn == 0 ? keys : "");
-    ++drawn;
+    panels.push_back(fmt::format("set title word(ARG4, {}) noenhanced offset 0,-.5\n{}{}\n",
+                                 panels.size() + 1, plot, panels.empty() ? keys : ""));
   }
   // All panels share the legend below them, and the range of both axes.
   constexpr int line_height = 21, panel_height = 600;
   constexpr double smallest_panel = .6;
+  const int drawn = static_cast<int>(panels.size());
   const int columns = std::max(1, static_cast<int>(std::ceil(std::sqrt(drawn))));
   const int lines = std::max(1, (drawn + columns - 1) / columns);
+  std::string drawing;  // axes are named at the edge
+  for (int i = 0; i < drawn; ++i)
+    drawing += fmt::format("set xlabel {}\nset ylabel {}\n{}", i + columns < drawn ? "''" : "ARG2",
+                           i % columns > 0 ? "''" : "ARG3", panels[static_cast<std::size_t>(i)]);
   const std::size_t key_lines = (policies + 1) / 2;
   const double height = panel_height * std::max(1.0, smallest_panel * lines);
   const double bottom = line_height * double(key_lines + 3) / height;
@@ -330,10 +336,10 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
       "set key at screen .5,.005 center bottom vertical maxrows {} Left reverse\n"
       "stats ARG1 using 1:2 nooutput\nset yrange [STATS_min_y:STATS_max_y]\n"
       "set xrange [STATS_min_x:STATS_max_x]\n"
-      "set logscale x 2\nset xlabel ARG2\nset ylabel ARG3\n"
-      "set multiplot layout {},{} margins screen .08,.98,{:.3f},.94 spacing screen .07,.12\n"
+      "set logscale x 2\n"
+      "set multiplot layout {},{} margins screen .07,.98,{:.3f},.95 spacing screen .05,.1\n"
       "{}unset multiplot\n",
-      plot_terminal(file, columns, lines), key_lines, lines, columns, bottom, panels);
+      plot_terminal(file, columns, lines), key_lines, lines, columns, bottom, drawing);
   write_file(file,
              run_gnuplot(script, data,
                          {"x = tokens * k / experts",
