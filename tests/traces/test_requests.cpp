@@ -240,6 +240,31 @@ TEST_CASE("a limit that is never reached changes no arrival") {
   for (std::size_t i = 0; i < free.size(); ++i) CHECK(capped[i].arrival == free[i].arrival);
 }
 
+TEST_CASE("requests that leave move no arrival where places are free, whenever a source is asked") {
+  const auto at = [](double seconds) { return Time(to_duration(Seconds(seconds))); };
+  const auto limit = GENERATE(as<std::string>{}, "", R"(, "max_concurrency": 1000000)");
+  const auto source =
+      workload(rated(R"({"type": "constant", "rate": "1 /s")" + limit + "}", 9)).make(1, 1);
+  for (int i = 0; i < 9; ++i) {
+    CHECK(source->next()->arrival == at(i + 1));
+    source->completed(i, Outcome::finished, at(i + 2.5));  // after the next one is due
+  }
+}
+
+TEST_CASE("at a rate beyond all service a limit is a closed loop") {
+  const auto at = [](int seconds) { return Time(to_duration(Seconds(seconds))); };
+  const auto source =
+      workload(rated(R"({"type": "constant", "rate": "1000000 /s", "max_concurrency": 2})", 4))
+          .make(1, 1);
+  source->next();
+  source->next();
+  // Both leave before anybody asks: each place is free since its own request left.
+  source->completed(0, Outcome::finished, at(5));
+  source->completed(1, Outcome::finished, at(7));
+  CHECK(source->next()->arrival == at(5));
+  CHECK(source->next()->arrival == at(7));
+}
+
 TEST_CASE("log-normal lengths have their median and stay within their maximum") {
   const RequestWorkload lognormal = workload(R"({
     "arrivals": {"type": "constant", "rate": "1 /s"}, "requests": 20001,

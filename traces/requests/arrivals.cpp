@@ -226,24 +226,28 @@ class Rated final : public Arrivals {
     Source(const SourceStart& start, const Rated& of)
         : Numbered(start), rng_(start.seed, "arrivals"), of_(of) {}
     std::optional<TimedRequest> next() override {
-      if (ended() || (of_.cap_ > 0 && sent() - left_ >= of_.cap_)) return std::nullopt;
+      if (ended()) return std::nullopt;
+      Time freed{};
+      if (of_.cap_ > 0 && sent() >= of_.cap_) {
+        if (freed_.empty()) return std::nullopt;
+        freed = freed_.front();
+        freed_.pop_front();
+      }
       now_ = of_.rate_.after(now_, of_.shape_.gap(rng_));
-      const Time at = std::max(now_, freed_);
+      const Time at = std::max(now_, freed);
       if (!of_.catch_up_) now_ = at;
       return send(at);
     }
-    // The place of a request that left is the next one's at the earliest then: one is asked for
-    // whenever there is a place.
+    // The place of a request that left is another's at the earliest then.
     void completed(std::int64_t, Outcome, Time now) override {
-      const bool full = sent() - left_++ >= of_.cap_;
-      if (full) freed_ = now;
+      if (of_.cap_ > 0) freed_.push_back(now);
     }
 
    private:
     Rng rng_;
     Rated of_;
-    std::int64_t left_ = 0;
-    Time now_{}, freed_{};
+    std::deque<Time> freed_;  ///< since when each place is free that nobody has taken again
+    Time now_{};
   };
 
   Shape shape_;
