@@ -154,7 +154,7 @@ StoredPrecision read_quantisation(const ConfigNode& node, const ConfigNode& file
 // A precision by a quantiser's name of it, or nothing.
 std::optional<Precision> kv_named(const std::string& name, const ConfigNode& node) {
   if (name.empty() || name == "none" || name == "auto") return std::nullopt;
-  if (name.starts_with("fp8")) return Precision::fp8;
+  if (name.starts_with("fp8") || name == "static") return Precision::fp8;
   if (name.starts_with("nvfp4")) return Precision::nvfp4;
   if (name == "mxfp4" || name == "fp4") return Precision::mxfp4;
   if (name == "int8" || name == "uint8") return Precision::int8;
@@ -205,7 +205,8 @@ std::optional<ConfigNode> beside(const ConfigNode& model) {
   return member(file.json(), "quant_algo") != nullptr ? std::optional(file) : std::nullopt;
 }
 
-constexpr std::array quantisation_keys{"quantization_config", "compression_config"};
+// The last one is MLX's.
+constexpr std::array quantisation_keys{"quantization_config", "compression_config", "quantization"};
 
 // The file but for what it says of quantisation, which may be 20,000 names long.
 ConfigNode without_quantisation(const ConfigNode& model) {
@@ -280,11 +281,16 @@ StoredPrecision quantised(const ConfigNode& config, const ConfigNode& quantisati
           stored.warning.empty() ? "" : "; ", other->file().filename().string(), name_of(*kv_cache),
           file, name_of(*kv_cache));
   }
+  if (text_of(quantisation.json(), "kv_cache_scheme") == "static")
+    stored.warning += fmt::format(
+        "{}{} has scales of an fp8 KV cache: fp8 is taken; engines do so with --kv-cache-dtype fp8",
+        stored.warning.empty() ? "" : "; ", file);
   stored.plan.kv_cache = kv_cache.value_or(Precision::bf16);
   // DeepSeek-V4 says the format of its experts beside that of all else; engines keep the entries
   // of its KV cache in fp8.
   const ConfigNode text = language_part(described);
-  if (text_of(text.json(), "expert_dtype") == "fp4") {
+  if (text_of(text.json(), "expert_dtype") == "fp4" &&
+      text_of(quantisation.json(), "moe_quant_algo").empty()) {
     stored.plan.experts = Precision::mxfp4;
     stored.plan.expert_shares = {};
   }

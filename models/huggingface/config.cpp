@@ -25,23 +25,29 @@ void refuse_known(const ConfigNode& node, std::string_view name) {
       node.fail(std::string(refusal.why));
 }
 
+// Engines choose a model's code by its class, which goes before a model type of another family.
 const HfFamily& family_of(ConfigReader& top, ConfigReader& text) {
   std::string name;
-  if (present(text, "model_type")) {
-    name = text.text("model_type");
-    for (const HfFamily& family : hf_families())
-      if (family.model_type == name) return family;
-    refuse_known(text.node(), name);
+  if (present(text, "model_type")) name = text.text("model_type");
+  std::vector<std::string> classes;
+  for (ConfigReader* part : {&top, &text}) {
+    if (!present(*part, "architectures")) continue;
+    for (const ConfigNode& architecture : part->child("architectures").list())
+      classes.push_back(architecture.text());
   }
-  if (present(top, "architectures")) {
-    for (const ConfigNode& architecture : top.child("architectures").list()) {
-      const std::string written = architecture.text();
-      for (const HfFamily& family : hf_families())
-        if (family.architecture == written) return family;
-      refuse_known(text.node(), written);
-      if (name.empty()) name = written;
-    }
+  for (const std::string& written : classes) refuse_known(text.node(), written);
+  const HfFamily *by_type = nullptr, *by_class = nullptr;
+  for (const HfFamily& family : hf_families()) {
+    const bool typed = family.model_type == name;
+    const bool written = std::ranges::find(classes, family.architecture) != classes.end();
+    if (typed && written) return family;
+    if (typed && by_type == nullptr) by_type = &family;
+    if (written && by_class == nullptr) by_class = &family;
   }
+  if (by_class != nullptr) return *by_class;
+  if (by_type != nullptr) return *by_type;
+  refuse_known(text.node(), name);
+  if (name.empty() && !classes.empty()) name = classes.front();
   std::vector<std::string_view> known;
   for (const HfFamily& family : hf_families())
     if (std::ranges::find(known, family.model_type) == known.end())
@@ -58,6 +64,17 @@ std::string hf_name(ConfigReader& r) {
     if (std::string name = r.text("_name_or_path"); !name.empty()) return name;
   const std::filesystem::path& file = r.node().file();
   return file.stem() == "config" ? file.parent_path().filename().string() : file.stem().string();
+}
+
+// True if the head is the embedding. A text part in transformers has no head of its own: the whole
+// model's file decides. ERNIE's and Gemma 4's classes tie where a file is silent.
+bool tied_embeddings(ConfigReader& top, ConfigReader& text, std::string_view model_type) {
+  bool tied = model_type == "ernie4_5_moe" || model_type == "gemma4_text";
+  std::array<ConfigReader*, 2> parts{&top, &text};  // the last one decides
+  if (model_type.ends_with("_text")) std::swap(parts[0], parts[1]);
+  for (ConfigReader* part : parts)
+    if (present(*part, "tie_word_embeddings")) tied = part->flag("tie_word_embeddings");
+  return tied;
 }
 
 // Derives it as vLLM does (vllm/config/model.py): a scaling of the rotary embedding lengthens it,
@@ -82,12 +99,12 @@ int hf_max_positions(ConfigReader& r) {
 // Families whose experts are picked by scores and a bias, which router logits do not show
 // (e_score_correction_bias, expert_bias): transformers' modeling files. Others say it by a key.
 bool picks_with_bias(std::string_view model_type) {
-  static constexpr std::array<std::string_view, 21> families{
-      "afmoe",         "bailing_moe_v2", "bailing_hybrid", "deepseek_v3", "deepseek_v32",
-      "deepseek_v4",   "dots1",          "ernie4_5_moe",   "exaone_moe",  "glm4_moe",
-      "glm4_moe_lite", "glm4v_moe_text", "glm_moe_dsa",    "kimi_k2",     "kimi_linear",
-      "lfm2_moe",      "longcat_flash",  "mimo_v2_flash",  "minimax_m2",  "nemotron_h",
-      "solar_open"};
+  static constexpr std::array<std::string_view, 23> families{
+      "afmoe",        "axk1",          "bailing_moe_v2", "bailing_hybrid", "deepseek_v3",
+      "deepseek_v32", "deepseek_v4",   "dots1",          "ernie4_5_moe",   "exaone_moe",
+      "glm4_moe",     "glm4_moe_lite", "glm4v_moe_text", "glm_moe_dsa",    "kimi_k2",
+      "kimi_linear",  "lfm2_moe",      "longcat_flash",  "mimo_v2",        "mimo_v2_flash",
+      "minimax_m2",   "nemotron_h",    "solar_open"};
   return std::ranges::find(families, model_type) != families.end();
 }
 
@@ -123,7 +140,10 @@ void read_experts_by(const HfLayout& layout, ConfigReader& r, ModelDraft& draft)
     m.expert_groups = std::max(1, optional(r, layout.groups, 1));
     m.groups_per_token = std::max(1, optional(r, "topk_group", 1));
   }
-  const int first = read(r, layout.moe.first), step = std::max(1, read(r, layout.moe.step));
+  // A list of the layers' FFNs, which is read later, needs no first layer.
+  const bool listed = present(r, "mlp_layer_types") && !r.has(layout.moe.first.key);
+  const int first = listed ? 0 : read(r, layout.moe.first);
+  const int step = std::max(1, read(r, layout.moe.step));
   for_layers(draft, [&](int i, LayerDraft& layer) {
     layer.moe = i >= first && (i + layout.moe.ahead) % step == 0;
   });
@@ -172,9 +192,7 @@ ModelDraft read_hf_config(const ConfigNode& node) {
   // DBRX has names of its own.
   m.hidden = count(r, present(r, "d_model") ? "d_model" : "hidden_size");
   m.vocabulary = count(r, "vocab_size");
-  m.tied_embeddings = present(r, "tie_word_embeddings")     ? r.flag("tie_word_embeddings")
-                      : present(top, "tie_word_embeddings") ? top.flag("tie_word_embeddings")
-                                                            : false;
+  m.tied_embeddings = tied_embeddings(top, r, family.model_type);
   const char* const layers = present(r, "n_layers")            ? "n_layers"
                              : present(r, "num_hidden_layers") ? "num_hidden_layers"
                                                                : "num_layers";

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -53,6 +54,11 @@ MixerPtr minimax_sparse(ConfigReader& r, int hidden) {
                  .dim = count(sparse, "sparse_index_dim"),
                  .top = count(sparse, "sparse_topk_blocks") * count(sparse, "sparse_block_size"),
                  .keys_bf16 = true};
+  } else if (present(r, "index_topk_blocks")) {  // as transformers 5 saves it
+    a.indexer = {.heads = count(r, "index_n_heads"),
+                 .dim = count(r, "index_head_dim"),
+                 .top = count(r, "index_topk_blocks") * count(r, "index_block_size"),
+                 .keys_bf16 = true};
   }
   return mixer(a);
 }
@@ -101,12 +107,35 @@ void arctic_residual(ConfigReader& r, ModelDraft& m) {
   m.model.dense_width = m.model.hidden;
 }
 
-// Layers are linear, but every layer_group_size-th has attention.
+namespace {
+
+// Ling 3: Kimi Delta Attention. Without ranks ("no_kda_lora") its gate and decay are projected at
+// full width; a rank that costs as much stands for the decay's.
+DeltaNet ling_delta_net(ConfigReader& r, int hidden) {
+  const int heads = count(r, "num_attention_heads"), dim = count(r, "head_dim");
+  const double keys = double(heads) * dim;
+  const bool full = flagged(r, "no_kda_lora");
+  return {.heads = {.key_heads = heads,
+                    .key_dim = dim,
+                    .value_heads = heads,
+                    .value_dim = dim,
+                    .convolution = count(r, "short_conv_kernel_size")},
+          .decay_rank = full ? static_cast<int>(std::lround(hidden * keys / (hidden + keys))) : dim,
+          .gate_rank = full ? 0 : dim};
+}
+
+}  // namespace
+
+// Layers are linear, but every layer_group_size-th has attention, and those behind the last group.
 void bailing_lightning(ConfigReader& r, ModelDraft& m) {
   if (!present(r, "layer_group_size")) return;
   const int group = count(r, "layer_group_size");
-  m.linear = mixer(hf_lightning(r, m.model.hidden));
-  for_layers(m, [&](int i, LayerDraft& layer) { layer.linear = (i + 1) % group != 0; });
+  const bool delta = present(r, "no_kda_lora") || present(r, "kda_safe_gate");
+  m.linear =
+      delta ? mixer(ling_delta_net(r, m.model.hidden)) : mixer(hf_lightning(r, m.model.hidden));
+  const int grouped = static_cast<int>(m.layers.size()) / group * group;
+  for_layers(m,
+             [&](int i, LayerDraft& layer) { layer.linear = i < grouped && (i + 1) % group != 0; });
 }
 
 void dbrx_parts(ConfigReader& r, ModelDraft& m) {
@@ -172,13 +201,35 @@ void ernie_layers(ConfigReader& r, ModelDraft& m) {
   });
 }
 
+namespace {
+
+// Heads of layers that see everything, by the layers' numbers, as later files of Gemma 4 say them.
+GroupedAttention heads_by_layer(const ConfigNode& layers, const GroupedAttention& local) {
+  std::optional<GroupedAttention> same;
+  for (const auto& entry : layers.json().items()) {
+    ConfigReader layer(ConfigNode(entry.value(), layers.file()));  // "05" is no place in a list
+    GroupedAttention here = local;
+    here.kv_heads = optional(layer, "num_key_value_heads", local.kv_heads);
+    here.head_dim = optional(layer, "head_dim", local.head_dim);
+    if (!layer.unread().empty() || (same && *same != here))
+      layers.fail(
+          "layers of more than two kinds are not modelled; head_dim and num_key_value_heads, equal "
+          "in all entries, are expected");
+    same = here;
+  }
+  return same.value_or(local);
+}
+
+}  // namespace
+
 // A dense FFN is next to the experts of every layer, as a shared expert would be, or alone in a
 // dense model. Layers that see everything have heads of their own.
 void gemma4_parts(ConfigReader& r, ModelDraft& m) {
   const GroupedAttention local = hf_grouped(r, m.model.hidden);
-  GroupedAttention global = local;
-  global.kv_heads = optional(r, "num_global_key_value_heads", local.kv_heads);
-  global.head_dim = optional(r, "global_head_dim", local.head_dim);
+  GroupedAttention global =
+      present(r, "per_layer_config") ? heads_by_layer(r.child("per_layer_config"), local) : local;
+  global.kv_heads = optional(r, "num_global_key_value_heads", global.kv_heads);
+  global.head_dim = optional(r, "global_head_dim", global.head_dim);
   global.values_are_keys = flagged(r, "attention_k_eq_v");
   m.local = mixer(local);
   m.attention = mixer(global);
@@ -194,6 +245,7 @@ void gemma4_parts(ConfigReader& r, ModelDraft& m) {
 
 void granite_mamba(ConfigReader& r, ModelDraft& m) {
   m.linear = mixer(hf_granite_mamba(r, m.model.hidden));
+  if (m.model.experts == 0) m.model.dense_width = count(r, "shared_intermediate_size");
 }
 
 void grok_residual(ConfigReader& r, ModelDraft& m) {
@@ -318,8 +370,16 @@ void minimax_lightning_layers(ConfigReader& r, ModelDraft& m) {
 
 // An indexer stands in the layers that the file says.
 void minimax_m3_layers(ConfigReader& r, ModelDraft& m) {
-  const std::vector<bool> moe = flags_of_layers(r, "moe_layer_freq", m.layers.size());
-  for_layers(m, [&](int i, LayerDraft& layer) { layer.moe = moe[at(i)]; });
+  if (present(r, "moe_layer_freq") || !present(r, "mlp_layer_types")) {
+    const std::vector<bool> moe = flags_of_layers(r, "moe_layer_freq", m.layers.size());
+    for_layers(m, [&](int i, LayerDraft& layer) { layer.moe = moe[at(i)]; });
+  }
+  if (present(r, "index_topk_blocks")) {
+    const std::vector<ConfigNode> types = of_each_layer(r, "layer_types", m.layers.size());
+    for_layers(m, [&](int i, LayerDraft& layer) {
+      layer.sparse = types[at(i)].text() == "minimax_m3_sparse";
+    });
+  }
   if (!is_sparse(r)) return;
   ConfigReader sparse(r.child("sparse_attention_config"));
   const std::vector<bool> thinned =

@@ -43,6 +43,11 @@ int same_in_layers(ConfigReader& r, std::string_view key) {
 
 std::vector<int> numbers_in(const ConfigNode& node) {
   std::vector<int> numbers;
+  if (node.json().is_array()) {
+    for (const ConfigNode& number : node.list())
+      numbers.push_back(static_cast<int>(number.integer(whole)));
+    return numbers;
+  }
   const std::string text = node.text();
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t comma = std::min(text.find(',', at), text.size());
@@ -61,14 +66,16 @@ void read_layer_types(ConfigReader& r, ModelDraft& m) {
   // Compressed attention has read its own.
   if (std::ranges::any_of(m.layers, [](const LayerDraft& layer) { return layer.ratio > 0; }))
     return;
-  static constexpr std::array<std::string_view, 8> known{"conv",
-                                                         "full_attention",
-                                                         "sliding_attention",
-                                                         "chunked_attention",
-                                                         "linear_attention",
-                                                         "attention",
-                                                         "mamba",
-                                                         "deepseek_sparse_attention"};
+  static constexpr std::array<std::string_view, 10> known{"conv",
+                                                          "full_attention",
+                                                          "sliding_attention",
+                                                          "chunked_attention",
+                                                          "linear_attention",
+                                                          "attention",
+                                                          "mamba",
+                                                          "deepseek_sparse_attention",
+                                                          "indexed_attention",
+                                                          "minimax_m3_sparse"};
   const std::vector<ConfigNode> types = of_each_layer(r, "layer_types", m.layers.size());
   for_layers(m, [&](int i, LayerDraft& layer) {
     const ConfigNode& type = types[at(i)];
@@ -80,7 +87,9 @@ void read_layer_types(ConfigReader& r, ModelDraft& m) {
     layer.linear = name == "linear_attention" || name == "mamba" || name == "conv";
     if (layer.linear && m.linear == nullptr)
       type.fail("linear attention of this architecture is not modelled");
-    if (name == "deepseek_sparse_attention" && m.attention->sight().top == 0)
+    const bool sparse = name == "deepseek_sparse_attention" || name == "indexed_attention" ||
+                        name == "minimax_m3_sparse";
+    if (sparse && m.attention->sight().top == 0)
       type.fail("sparse attention of this architecture is not modelled");
     layer.chunked = name == "chunked_attention";
     layer.window = layer.chunked                 ? count(r, "attention_chunk_size")

@@ -19,7 +19,7 @@ std::vector<ConfigNode> of_each_layer(ConfigReader&, std::string_view key, std::
 std::vector<bool> flags_of_layers(ConfigReader&, std::string_view key, std::size_t layers);
 /// A number, or a list with the same number for each layer.
 int same_in_layers(ConfigReader&, std::string_view key);
-/// Layers by their numbers, separated by commas.
+/// Layers by their numbers: a list, or a text with commas.
 std::vector<int> numbers_in(const ConfigNode&);
 
 /// "layer_types": what each layer attends to. "mlp_layer_types": which layers have experts. Both

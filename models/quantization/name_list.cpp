@@ -140,8 +140,9 @@ std::optional<std::size_t> NameList::exactly(const std::string& name) {
 }
 
 std::optional<std::size_t> NameList::first(const WeightModule& module) {
+  const std::optional<std::size_t> fused = exactly(module.fused);  // marks its entry as used
   std::optional<std::size_t> found = exactly(module.name);
-  if (!found) found = exactly(module.fused);
+  if (!found) found = fused;
   const bool decided = found && reading_ == Reading::part;
   for (const std::size_t i : others_) {
     Entry& entry = entries_[i];

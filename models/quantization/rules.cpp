@@ -138,8 +138,11 @@ class RuleReader {
         text_of(json_, "format") == "marlin-24")
       not_known(node_, "of sparse weights (sparsity_config)");
     leave_out();
-    if (const Json* layers = member(json_, "quantized_layers");
-        layers != nullptr && algo_ == "mixed_precision") {
+    if (const std::string experts = text_of(json_, "moe_quant_algo"); !experts.empty()) {
+      by_method();  // of all else: DeepSeek-V4 and MiniMax-M3.1 in NVFP4
+      rules_.experts = modelopt_scheme(experts, node_);
+    } else if (const Json* layers = member(json_, "quantized_layers");
+               layers != nullptr && algo_ == "mixed_precision") {
       each_layer(*layers);
     } else if (const Json* groups = member(json_, "config_groups");
                groups != nullptr && groups->is_object()) {
@@ -168,6 +171,9 @@ class RuleReader {
                                                               : Reading::part;
     for (const char* key : {"modules_to_not_convert", "ignore", "exclude_modules", "exclude",
                             "ignored_layers", "llm_int8_skip_modules"}) {
+      // Beside a format of the experts "ignore" is what that format leaves out; engines do not read
+      // it.
+      if (key == std::string_view("ignore") && member(json_, "moe_quant_algo") != nullptr) continue;
       if (const Json* entries = member(json_, key))
         rules_.left_out.push_back(list(node_.child(key), texts_in(entries), reading));
     }
@@ -206,10 +212,21 @@ class RuleReader {
   }
 
   void by_method() {
-    if (method_ == "fp8" || method_ == "fbgemm_fp8") {
-      const bool blocks = member(json_, "weight_block_size") != nullptr;
+    if (method_ == "fp8" || method_ == "fbgemm_fp8" || method_ == "w8a8_fp8" ||
+        method_ == "mxfp8" || method_ == "w4afp8") {
+      const bool blocks = method_ == "mxfp8" || method_ == "w4afp8" ||
+                          member(json_, "weight_block_size") != nullptr;
       const Precision stored = blocks ? Precision::fp8_block : Precision::fp8;
       rules_.otherwise = {stored, stored};
+      if (method_ == "w4afp8") rules_.experts = Scheme{Precision::int4, Precision::fp8};
+      // Of MiMo-V2.6's experts.
+      const std::string kept = text_of(json_, "store_dtype");
+      if (kept == "mxfp4")
+        rules_.experts = Scheme{Precision::mxfp4, stored};
+      else if (!kept.empty())
+        not_known(node_, "\"" + kept + "\"");
+    } else if (method_ == "w8a8_int8" || method_ == "blockwise_int8") {
+      rules_.otherwise = {Precision::int8, Precision::int8};
     } else if (method_ == "mxfp4") {  // multiplied in bf16
       rules_.experts_alone = true;
       rules_.otherwise = {Precision::mxfp4, Precision::bf16};

@@ -30,7 +30,8 @@ struct Rules {
   std::optional<NameList> named;   // the first that fits has ...
   std::vector<Scheme> schemes;     // ... the scheme of this place
   Scheme otherwise = unconverted;
-  bool experts_alone = false;  // else not converted (gpt-oss)
+  bool experts_alone = false;       // else not converted (gpt-oss)
+  std::optional<Scheme> experts{};  // of routed experts, where a file says it beside all else
 
   Scheme of(const WeightModule& module) {
     // Each list sees each module, so that it knows which entries are of none.
@@ -39,6 +40,7 @@ struct Rules {
     if (only && !only->names(module)) out = true;
     const auto place = named ? named->first(module) : std::nullopt;
     if (out) return unconverted;
+    if (experts && module.part == WeightPart::experts) return *experts;
     return place ? schemes[*place] : otherwise;
   }
 

@@ -397,8 +397,73 @@ TEST_CASE("a config.json without a model type is known by its architecture") {
   json.erase("model_type");
   json["architectures"] = {"Unheard", "Qwen3MoeForCausalLM"};
   CHECK(without_origin(read(json)) == without_origin(by_type));
+  CHECK(without_origin(read({{"model_type", "x"}, {"language_config", json}})) ==
+        without_origin(by_type));
+  // Engines go by the class where a model type is of another family, and so is a refusal.
+  json["model_type"] = "mixtral";
+  CHECK(without_origin(read(json)) == without_origin(by_type));
+  json["architectures"] = {"JetMoeForCausalLM"};
+  CHECK_THAT(error_of(json), Contains("JetMoE's experts of attention"));
+  json.erase("model_type");
   json["architectures"] = {"Unheard"};
   CHECK_THAT(error_of(json), Contains("unknown architecture \"Unheard\""));
+}
+
+TEST_CASE("transformers 5 saves some keys under other names") {
+  Json json = qwen3_moe();
+  json["num_local_experts"] = json.at("num_experts");
+  json.erase("num_experts");
+  CHECK(without_origin(read(json)) == without_origin(read(qwen3_moe())));
+  if (!has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  const auto file = [](const char* folder) {
+    return ConfigNode::from_file(shared_dir() / "data/models" / folder / "config.json").json();
+  };
+  const auto layers_of = [](const Json& of) { return read(of).layers; };
+  Json glm = file("nvidia--GLM-5-NVFP4");
+  const auto glm_layers = layers_of(glm);
+  const auto glm_count = glm.at("num_hidden_layers").get<std::size_t>();
+  glm["layer_types"] = std::vector<std::string>(glm_count, "indexed_attention");
+  CHECK(layers_of(glm) == glm_layers);
+  // MiniMax-M3: the indexer's keys in the open, its layers by name.
+  const Json whole = file("MiniMaxAI--MiniMax-M3");
+  Json flat = whole.contains("text_config") ? whole.at("text_config") : whole;
+  const Json sparse = flat.at("sparse_attention_config"), moe = flat.at("moe_layer_freq");
+  for (const char* key : {"sparse_attention_config", "moe_layer_freq", "architectures"})
+    flat.erase(key);
+  flat["model_type"] = "minimax_m3_vl_text";
+  flat["index_n_heads"] = sparse.at("sparse_num_index_heads");
+  flat["index_head_dim"] = sparse.at("sparse_index_dim");
+  flat["index_topk_blocks"] = sparse.at("sparse_topk_blocks");
+  flat["index_block_size"] = sparse.at("sparse_block_size");
+  for (std::size_t i = 0; i < flat.at("num_hidden_layers"); ++i) {
+    flat["layer_types"].push_back(
+        sparse.at("sparse_attention_freq").at(i) == 1 ? "minimax_m3_sparse" : "full_attention");
+    flat["mlp_layer_types"].push_back(moe.at(i) == 1 ? "sparse" : "dense");
+  }
+  CHECK(layers_of({{"model_type", "minimax_m3_vl"}, {"text_config", flat}}) == layers_of(whole));
+}
+
+TEST_CASE("Gemma 4's layers that see everything have heads of their own, by key or by layer") {
+  const Json keys = Json::parse(R"({"model_type": "gemma4_text", "hidden_size": 8, "vocab_size": 10,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+    "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"],
+    "enable_moe_block": true, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 5,
+    "intermediate_size": 6, "global_head_dim": 8, "num_global_key_value_heads": 1})");
+  const MoeModel model = read(keys);
+  CHECK(model.tied_embeddings);  // the class's default
+  Json by_layer = keys;
+  by_layer.erase("global_head_dim");
+  by_layer.erase("num_global_key_value_heads");
+  by_layer["per_layer_config"] = {{"01", {{"head_dim", 8}, {"num_key_value_heads", 1}}}};
+  CHECK(read(by_layer).layers == model.layers);
+  by_layer["per_layer_config"]["00"] = {{"head_dim", 2}};
+  CHECK_THAT(error_of(by_layer), Contains("layers of more than two kinds are not modelled"));
+  Json other = qwen3_moe();
+  other["per_layer_config"] = {{"00", {{"head_dim", 2}}}};
+  CHECK_THAT(error_of(other), Contains("layers that differ one by one are not modelled"));
 }
 
 TEST_CASE("a config.json is named as it says, else as its file, else as its folder") {
@@ -897,6 +962,16 @@ TEST_CASE("lightning attention is a state space layer without convolution") {
     "head_dim": 3, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5,
     "intermediate_size": 5, "layer_group_size": 4})"));
   CHECK(ring.layers == model.layers);
+  // Behind the last whole group layers attend. Ling 3's are Kimi Delta Attention: q, k, v, gate,
+  // decay and output at full width, a step for each head, and a convolution of q, k and v.
+  const MoeModel ling = read_model(config(R"({"model_type": "bailing_hybrid", "hidden_size": 64,
+    "vocab_size": 10, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 1,
+    "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5,
+    "intermediate_size": 5, "layer_group_size": 4, "no_kda_lora": true,
+    "short_conv_kernel_size": 4})"));
+  for (const std::size_t attends : {3U, 4U, 5U}) CHECK(kept(ling.layers[attends]).state_bytes == 0);
+  const double matrices = 6 * 64 * 64 + 64 * 4 + 3 * 64 * 4;
+  CHECK(std::abs(static_cast<double>(parameters(ling, 0)) / matrices - 1) < .02);  // norms, biases
 }
 
 Json step() {
@@ -967,6 +1042,9 @@ TEST_CASE("the language model of a file with several parts is found wherever it 
   CHECK(read(outside).tied_embeddings);
   outside["text_config"]["tie_word_embeddings"] = false;
   CHECK_FALSE(read(outside).tied_embeddings);
+  // A text part in transformers has no head: the whole model's file decides.
+  outside["text_config"]["model_type"] = "qwen3_vl_moe_text";
+  CHECK(read(outside).tied_embeddings);
 }
 
 TEST_CASE("a missing or impossible fact is an error that names it") {

@@ -113,6 +113,32 @@ TEST_CASE("every quantiser's way to say it is read") {
                       "global_quant_config": {"weight": {"dtype": "fp4"},
                                               "input_tensors": {"dtype": "fp4"}}})") ==
         text("mxfp4", "bf16", "bf16", "mxfp4"));
+  // Methods of one format, and SGLang's.
+  CHECK(quantised(R"({"quant_method": "mxfp8", "weight_block_size": [1, 32]})") ==
+        text("fp8_block", "fp8_block", "bf16", "fp8_block"));
+  CHECK(quantised(R"({"quant_method": "w8a8_fp8"})") == text("fp8", "fp8", "bf16", "fp8"));
+  for (const char* method : {"w8a8_int8", "blockwise_int8"})
+    CHECK(quantised(fmt::format(R"({{"quant_method": "{}"}})", method)) ==
+          text("int8", "int8", "bf16", "int8"));
+}
+
+TEST_CASE("a format of routed experts goes before that of all else") {
+  // NVIDIA's DeepSeek-V4: "ignore" is what NVFP4 leaves out, which is in fp8 then.
+  CHECK(quantised(R"({"quant_method": "fp8", "weight_block_size": [128, 128],
+                      "quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4",
+                      "ignore": ["*.self_attn.*", "lm_head"], "quantized_layers": {
+                        "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"}}})") ==
+        text("nvfp4", "fp8_block", "bf16", "nvfp4"));
+  CHECK(quantised(R"({"quant_method": "w4afp8", "activation_scheme": "dynamic"})") ==
+        text("int4", "fp8_block", "bf16", "fp8"));
+  // MiMo-V2.6's, kept in MXFP4.
+  CHECK(quantised(R"({"quant_method": "fp8", "weight_block_size": [128, 128],
+                      "store_dtype": "mxfp4"})") ==
+        text("mxfp4", "fp8_block", "bf16", "fp8_block"));
+  for (const char* key : {"store_dtype", "moe_quant_algo"})
+    CHECK_THROWS_WITH(
+        stored(qwen({{"quantization_config", {{"quant_method", "fp8"}, {key, "int3"}}}})),
+        Contains("\"int3\" is not known"));
 }
 
 TEST_CASE("shared experts and dense FFNs have the precision that the file gives them") {
@@ -447,6 +473,15 @@ TEST_CASE("bitsandbytes' files are read, in four bits and in eight") {
         text("int8", "int8", "bf16", "bf16"));
 }
 
+TEST_CASE("scales of an fp8 KV cache in a file of weights are taken, with a remark") {
+  const auto found = stored_in(config(
+      qwen({{"quantization_config", {{"quant_method", "fp8"}, {"kv_cache_scheme", "static"}}}})
+          .dump()));
+  REQUIRE(found);
+  CHECK(precision_text(found->plan) == text("fp8", "fp8", "fp8", "fp8"));
+  CHECK_THAT(found->warning, Contains("--kv-cache-dtype fp8"));
+}
+
 TEST_CASE("the KV cache is as the files say, whichever of them does") {
   const TemporaryFolder folder;
   const auto kv_cache = [&](const char* config_json, const char* beside) {
@@ -560,6 +595,10 @@ TEST_CASE("a quantisation that is not known is refused with its place") {
                        ["Linear"], "weights": {"num_bits": 3, "type": "int"}}}})"),
              Contains("the quantisation int 3 bits is not known"));
   CHECK_THAT(error("{}"), Contains("the quantisation that it holds is not known"));
+  CHECK_THAT(config_error([] {
+               stored(qwen({{"quantization", {{"group_size", 64}, {"bits", 4}}}}));
+             }),
+             Contains("/quantization: the quantisation that it holds is not known"));  // MLX
   CHECK_THAT(
       error(R"({"quant_method": "compressed-tensors", "config_groups": {"FP8": ["Linear"]}})"),
       Contains("the quantisation of config_groups/FP8 is not known"));
