@@ -219,7 +219,7 @@ class RuleReader {
       const Precision stored = blocks ? Precision::fp8_block : Precision::fp8;
       rules_.otherwise = {stored, stored};
       if (method_ == "w4afp8") rules_.experts = Scheme{Precision::int4, Precision::fp8};
-      // Of MiMo-V2.6's experts.
+      // Experts of MiMo-V2.6.
       const std::string kept = text_of(json_, "store_dtype");
       if (kept == "mxfp4")
         rules_.experts = Scheme{Precision::mxfp4, stored};

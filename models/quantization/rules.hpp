@@ -31,7 +31,7 @@ struct Rules {
   std::vector<Scheme> schemes;     // ... the scheme of this place
   Scheme otherwise = unconverted;
   bool experts_alone = false;       // else not converted (gpt-oss)
-  std::optional<Scheme> experts{};  // of routed experts, where a file says it beside all else
+  std::optional<Scheme> experts{};  // routed experts, where a file says it beside all else
 
   Scheme of(const WeightModule& module) {
     // Each list sees each module, so that it knows which entries are of none.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <map>
 
@@ -236,6 +237,25 @@ void fill(Json& config, const Json& preset) {
 
 }  // namespace
 
+namespace {
+
+// A release's number, with or without the "v" of its tag.
+std::string release_in(const ConfigNode& node) {
+  std::string release = node.text();
+  const auto number_at = [&](std::size_t place) {
+    return place < release.size() && std::isdigit(static_cast<unsigned char>(release[place])) != 0;
+  };
+  if (release.starts_with('v') && number_at(1)) release.erase(0, 1);
+  if (!number_at(0))
+    node.fail(
+        fmt::format("\"{}\" is no release; a number such as \"0.19.0\" is expected, or no "
+                    "version for the newest",
+                    release));
+  return release;
+}
+
+}  // namespace
+
 std::span<const Key> engine_keys() {
   static constexpr Form fusion = form::choice(fusions);
   static const Key keys[] = {
@@ -255,7 +275,7 @@ Engine read_engine(const ConfigNode& node) {
   return read_object(node, engine_keys, [](ConfigReader& r) {
     Engine engine;
     engine.name = std::string(choices()[r.choice("name")]);
-    if (r.optional("version")) engine.version = r.text("version");
+    if (r.optional("version")) engine.version = release_in(r.child("version"));
     if (const auto recipe = r.choice("recipe"); recipe > 0) engine.recipe = recipes[recipe];
     if (r.optional("date")) engine.date = r.text("date");
     if (const std::string kernel = r.text("expert_kernel"); kernel != "fastest")

@@ -345,7 +345,7 @@ void read_anchor_of(ConfigReader& reader, PoolSpec& spec) {
 Slo read_slo(const ConfigNode& node) {
   return read_object(node, slo_keys, [](ConfigReader& reader) {
     const auto limit = [&](const char* key) -> std::optional<Seconds> {
-      if (!reader.has(key)) return std::nullopt;
+      if (!reader.optional(key)) return std::nullopt;
       const auto time = reader.quantity<Seconds>(key);
       if (!(time.count() > 0)) reader.child(key).fail("must be above zero");
       return time;

@@ -392,6 +392,10 @@ TEST_CASE("vLLM's map of slots is read where it is said on how many GPUs they st
                read_placement(file.path(), {3, 0});
              }),
              EndsWith("vllm.npy:[0]: 4 slots do not fill 3 GPUs evenly"));
+  // An experiment knows its group.
+  const auto placer = placers().make(
+      config(fmt::format(R"({{"type": "from_file", "file": "{}"}})", file.path().string())));
+  CHECK(place_unseen(*placer, {3, 2, 2}, 2) == equal_placement());
   const TemporaryFile bad(
       "bad.npy", npy_bytes<std::int64_t>(std::array{std::int64_t{1}, std::int64_t{2}}, {{0, -1}}));
   CHECK_THAT(config_error([&] {

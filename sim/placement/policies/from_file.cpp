@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <mutex>
 
 #include <fmt/format.h>
 
@@ -24,12 +25,8 @@ int fullest_gpu(const LayerPlacement& layer) {
 // reserved for. Which of its rows are the model's MoE layers take_rows() says.
 class FromFile final : public Placer {
  public:
-  FromFile(std::string file, PlacementRows placement, bool cut)
-      : file_(std::move(file)), placement_(std::move(placement)), cut_(cut) {
-    for (const LayerPlacement& layer : placement_.layers) {
-      slots_per_gpu_ = std::max(slots_per_gpu_, fullest_gpu(layer));
-    }
-  }
+  FromFile(std::string file, PlacementContext context, bool cut)
+      : file_(std::move(file)), context_(context), cut_(cut) {}
 
   std::filesystem::path file() const override { return file_; }
   LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
@@ -40,14 +37,14 @@ class FromFile final : public Placer {
       throw ConfigError(
           fmt::format("{}: {} layers; layer {} is asked for too", file_, rows.size(), layer));
     }
-    const LayerPlacement& found = placement_.layers[rows[at(layer)]];
+    const LayerPlacement& found = read(problem).layers[rows[at(layer)]];
     require_equal("experts", found.experts(), problem.experts);
     require_equal("GPUs", found.gpus(), problem.gpus);
-    if (slots_per_gpu_ != problem.slots_per_gpu) {
+    if (fullest_ != problem.slots_per_gpu) {
       throw ConfigError(fmt::format(
           "{}: its fullest GPU holds {} experts, but a GPU has {} slots; replication {} fits",
-          file_, slots_per_gpu_, problem.slots_per_gpu,
-          double(slots_per_gpu_) * problem.gpus / problem.experts));
+          file_, fullest_, problem.slots_per_gpu,
+          double(fullest_) * problem.gpus / problem.experts));
     }
     return found;
   }
@@ -56,19 +53,31 @@ class FromFile final : public Placer {
 
   std::string remark(const PlacementProblem& problem) const override {
     std::string remark = taken(problem).remark;
-    if (cut_ && !placement_.has_dense_layers)
-      remark += fmt::format(
-          "{} \"first_layer\" has no effect, as the file {}", remark.empty() ? file_ + ":" : ";",
-          placement_.numbers.empty() ? "lists MoE layers alone" : "numbers its layers");
+    if (const PlacementRows& file = read(problem); cut_ && !file.has_dense_layers)
+      remark += fmt::format("{} \"first_layer\" has no effect, as the file {}",
+                            remark.empty() ? file_ + ":" : ";",
+                            file.numbers.empty() ? "lists MoE layers alone" : "numbers its layers");
     return remark;
   }
 
  private:
+  // The file, read when the group is known: engines' files do not say how many GPUs they are for.
+  const PlacementRows& read(const PlacementProblem& problem) const {
+    std::call_once(once_, [&] {
+      PlacementContext context = context_;
+      if (context.gpus == 0) context.gpus = problem.gpus;
+      placement_ = read_placement_rows(file_, context);
+      for (const LayerPlacement& layer : placement_.layers)
+        fullest_ = std::max(fullest_, fullest_gpu(layer));
+    });
+    return placement_;
+  }
+
   // Rows that begin with the first MoE layer are of these alone: the user said where it is.
   TakenRows taken(PlacementProblem problem) const {
-    if (cut_ && placement_.has_dense_layers)
+    if (cut_ && read(problem).has_dense_layers)
       problem.model_layers = static_cast<int>(problem.moe_layers.size());
-    return take_rows(file_, placement_, problem);
+    return take_rows(file_, read(problem), problem);
   }
 
   void require_equal(std::string_view what, int found, int expected) const {
@@ -77,9 +86,11 @@ class FromFile final : public Placer {
   }
 
   std::string file_;
-  PlacementRows placement_;
+  PlacementContext context_;
   bool cut_;  // the rows before the first MoE layer are gone, as the user said
-  int slots_per_gpu_ = 0;
+  mutable std::once_flag once_;
+  mutable PlacementRows placement_;
+  mutable int fullest_ = 0;  // slots of the fullest GPU
 };
 
 }  // namespace
@@ -88,7 +99,7 @@ std::span<const Key> from_file_placement_keys() {
   static constexpr Key keys[] = {
       {"file", form::file, required, "placement file, in any format that `place` writes"},
       {"gpus", form::integer(1, 1 << 20), unset("the file's"),
-       "number of GPUs, if the file does not say"},
+       "number of GPUs; where the file does not say, those of the group"},
       {"first_layer", form::integer(0, 1 << 20), unset("by the model's layers"),
        "row of the file that holds the first MoE layer"}};
   return keys;
@@ -102,7 +113,7 @@ std::unique_ptr<Placer> make_from_file(ConfigReader& options) {
   }
   const bool cut = options.optional("first_layer");
   if (cut) context.first_layer = static_cast<int>(options.integer("first_layer"));
-  return std::make_unique<FromFile>(file.string(), read_placement_rows(file, context), cut);
+  return std::make_unique<FromFile>(file.string(), context, cut);
 }
 
 }  // namespace moesim
