@@ -330,7 +330,7 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
                            i % columns > 0 ? "''" : "ARG3", panels[static_cast<std::size_t>(i)]);
   const std::size_t key_lines = (policies + 1) / 2;
   const double height = panel_height * std::max(1.0, smallest_panel * lines);
-  const double bottom = line_height * double(key_lines + 3) / height;
+  const double bottom = line_height * double(key_lines + 4) / height;
   const std::string script = fmt::format(
       "set terminal {}\nset grid linecolor '#CCCCCC'\nset border 3\nset tics nomirror\n"
       "set key at screen .5,.005 center bottom vertical maxrows {} Left reverse\n"
