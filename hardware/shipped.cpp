@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
-#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
@@ -15,6 +13,8 @@
 #include <sstream>
 
 #include <fmt/format.h>
+
+#include "hardware/text.hpp"
 
 namespace moesim {
 
@@ -67,12 +67,7 @@ const Kind& kind(Shipped which) { return kinds[static_cast<std::size_t>(which)];
 std::string short_name(std::string_view name) {
   while (name.ends_with('/')) name.remove_suffix(1);
   name.remove_prefix(name.rfind('/') + 1);
-  std::string text;
-  for (const char c : name) {
-    const bool word = std::isalnum(static_cast<unsigned char>(c)) != 0;
-    text += word ? static_cast<char>(std::tolower(static_cast<unsigned char>(c))) : '_';
-  }
-  return text;
+  return file_name_of(name);
 }
 
 // Paths are not taken for misspelt names.
@@ -111,11 +106,7 @@ std::string where_it_is(const ConfigNode& node) {
 // The smallest cluster with the GPUs of a name as "h200x4", of which a deployment takes some.
 std::string larger_cluster(std::string_view wanted, const std::vector<std::string>& names) {
   const auto gpus = [](std::string_view name) {
-    int number = 0;
-    const std::string_view digits = name.substr(name.rfind('x') + 1);
-    const char* const end = digits.data() + digits.size();
-    const auto [rest, error] = std::from_chars(digits.data(), end, number);
-    return error == std::errc() && rest == end ? number : 0;
+    return try_number<int>(name.substr(name.rfind('x') + 1)).value_or(0);
   };
   const std::string_view kind = wanted.substr(0, wanted.rfind('x') + 1);
   const int asked = gpus(wanted);

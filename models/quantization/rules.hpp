@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cctype>
 #include <compare>
 #include <functional>
 #include <optional>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "hardware/text.hpp"
 #include "models/quantization/name_list.hpp"
 #include "models/quantization/weight_modules.hpp"
 
@@ -57,12 +57,6 @@ Rules read_rules(const ConfigNode&, std::vector<std::string> prefixes);
 Precision compressed(const Json* tensors, const ConfigNode&);
 
 // Keys of files, which may be absent, null or of another type.
-
-inline std::string lower(std::string text) {
-  std::ranges::transform(text, text.begin(),
-                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
 
 inline bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != text.npos;

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
+#include "hardware/text.hpp"
 #include "sim/engines/serving_engine.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/report/statistics.hpp"
@@ -94,9 +95,12 @@ AnchorFit fit_anchor(std::span<const AnchorRun> runs) {
   return all;
 }
 
-bool is_other_unit(double measured, double predicted) {
+void require_ms(std::string_view place, std::string_view figure, double measured,
+                double predicted) {
   constexpr double most = 50;  // no prediction of a system that runs is so far off
-  return measured > most * predicted || predicted > most * measured;
+  if (measured > most * predicted || predicted > most * measured)
+    throw ConfigError(fmt::format("{}: {} is {:.4g}, and {:.4g} ms are predicted; ms are expected",
+                                  place, figure, measured, predicted));
 }
 
 std::map<std::string, Anchor> anchors_of(const std::vector<ValidatedPoint>& points) {
@@ -122,24 +126,18 @@ template <class... Values>
       fmt::format("{}: {}", p.place, fmt::format(what, std::forward<Values>(values)...)));
 }
 
-std::string in_case(std::string_view text, int (*letter)(int)) {
-  std::string changed;
-  for (const char c : text) changed += static_cast<char>(letter(static_cast<unsigned char>(c)));
-  return changed;
-}
-
 // "TPOT" or "TTFT", however it is spelled: "tpot", "median_ttft_ms"; "" for anything else.
 std::string metric_of(std::string_view name) {
   std::string plain;
-  for (const char c : in_case(name, std::toupper))
+  for (const char c : lower(name))
     if (std::isalnum(static_cast<unsigned char>(c)) != 0) plain += c;
-  for (const std::string_view word : {"MEDIAN", "MEAN", "AVG", "P50", "MS"})
+  for (const std::string_view word : {"median", "mean", "avg", "p50", "ms"})
     if (const std::size_t at = plain.find(word); at != plain.npos) plain.erase(at, word.size());
-  return plain == "TPOT" || plain == "TTFT" ? plain : "";
+  return plain == "tpot" ? "TPOT" : plain == "ttft" ? "TTFT" : "";
 }
 
 bool names_engine(const MeasuredPoint& p) {
-  const std::string operation = in_case(p.operation, std::tolower);
+  const std::string operation = lower(p.operation);
   return std::ranges::any_of(serving_engines(), [&](const ServingEngine& engine) {
     return contains(operation, engine.name);
   });
@@ -167,14 +165,14 @@ MeasuredPoint stated(MeasuredPoint p, const std::filesystem::path& root) {
   if (metric.empty())
     refuse(p, "metric \"{}\" is not known; TPOT and TTFT are corrected", p.metric);
   p.metric = metric;
-  if (const std::string unit = in_case(p.unit, std::tolower); !unit.empty() && unit != "ms")
+  if (const std::string unit = lower(p.unit); !unit.empty() && unit != "ms")
     refuse(p, "unit \"{}\" is not known; ms is expected", p.unit);
   if (gpu_path(p.gpu, root, {}).empty())
     refuse(p, "gpu \"{}\" is not known; `moesim list gpus` names those that are", p.gpu);
   if (model_file(p.model).empty())
     refuse(p, "model \"{}\" is not known; `moesim list models` names those that are", p.model);
   p.model = as_rules_spell(p.model, root);
-  p.precision = in_case(p.precision, std::tolower);
+  p.precision = lower(p.precision);
   std::ranges::replace(p.precision, '-', '_');
   if (!checkpoint_of(p))
     refuse(p,
@@ -191,7 +189,7 @@ MeasuredPoint stated(MeasuredPoint p, const std::filesystem::path& root) {
            p.output);
   if (metric == "TPOT" && p.output < 2)
     refuse(p, "osl is 1: a request of one output token has no TPOT");
-  if (p.category == "e2e" && contains(in_case(p.operation, std::tolower), "disaggregated"))
+  if (p.category == "e2e" && contains(lower(p.operation), "disaggregated"))
     refuse(p,
            "op \"{}\" is of pools; a row of columns such as decode_num_workers "
            "(hardware/README.md) says which",
@@ -236,9 +234,7 @@ Anchor anchor_of_serving(const std::filesystem::path& file, const std::filesyste
       refuse(run.point, "cannot be predicted: {}", std::get<Skipped>(run.predicted).reason);
     if (!run.failure.empty()) refuse(run.point, "cannot be predicted: {}", run.failure);
     const double predicted = std::get<Prediction>(run.predicted).value;
-    if (is_other_unit(run.point.value, predicted))
-      refuse(run.point, "{} is {:.4g}, and {:.4g} ms are predicted; ms are expected",
-             run.point.metric, run.point.value, predicted);
+    require_ms(run.point.place, run.point.metric, run.point.value, predicted);
   }
   Anchor anchor = anchors_of(runs).begin()->second;
   const MeasuredPoint& first = points.front();

@@ -17,8 +17,9 @@ struct AnchorRun {
   double measured = 0, predicted = 0;
 };
 
-/// True if a time was surely measured in another unit than it was predicted in.
-bool is_other_unit(double measured, double predicted);
+/// Throws ConfigError, "place: ..", if a time was surely measured in another unit than it was
+/// predicted in.
+void require_ms(std::string_view place, std::string_view figure, double measured, double predicted);
 
 /// Fits log(measured / predicted) by its mean. From three runs on it also has slopes in the
 /// logarithms of concurrency, prompt and output. They come by ridge regression of strength 2, which

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include <fmt/format.h>
 
+#include "hardware/text.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/report/objectives.hpp"
 #include "sim/serving/simulator.hpp"
@@ -51,12 +51,10 @@ std::optional<double> statistic(const std::vector<double>& values, std::string_v
   const Summary summary = summarize(values);
   if (name == "mean") return summary.mean;
   if (name == "std") return summary.std;
-  double percent = 0;
-  const char* end = name.data() + name.size();
-  if (!name.starts_with('p') || std::from_chars(name.data() + 1, end, percent).ptr != end ||
-      !(percent >= 0 && percent <= 100))
-    return std::nullopt;
-  return interpolated(values, percent / 100);
+  if (!name.starts_with('p')) return std::nullopt;
+  const auto percent = try_number<double>(name.substr(1));
+  if (!percent || !(*percent >= 0 && *percent <= 100)) return std::nullopt;
+  return interpolated(values, *percent / 100);
 }
 
 }  // namespace
@@ -188,14 +186,9 @@ struct Lesson {
 Lesson lesson_of(const BenchRun& measured, const ConfigNode& node, TraceLibrary& traces) {
   Lesson lesson{measured, loaded(measured, node, traces, true), {}, {}};
   const Stretched found = stretched_to(measured, lesson.experiment);
-  const auto refuse_unit = [&](const char* figure, double value, double predicted) {
-    if (is_other_unit(value, predicted))
-      throw ConfigError(
-          fmt::format("{}: {} is {:.4g}, and {:.4g} ms are predicted; ms are expected",
-                      measured.where, figure, value, predicted));
-  };
   const char* const tpot = figure_of(measured, Kind::tpot);
-  refuse_unit(tpot, measured.figures.at(tpot), measured.figures.at(tpot) / found.factor);
+  require_ms(measured.where, tpot, measured.figures.at(tpot),
+             measured.figures.at(tpot) / found.factor);
   const auto in_flight = measured.load.in_flight.value_or(measured.requests);
   const ServingLoad load{measured.load.rate ? found.client.in_flight() : double(in_flight),
                          measured.prompt, measured.output};
@@ -203,7 +196,7 @@ Lesson lesson_of(const BenchRun& measured, const ConfigNode& node, TraceLibrary&
   const char* const first = figure_of(measured, Kind::ttft);
   if (first == nullptr) return lesson;
   if (const auto simulated = found.client.figure(first); simulated && *simulated > 0) {
-    refuse_unit(first, measured.figures.at(first), *simulated);
+    require_ms(measured.where, first, measured.figures.at(first), *simulated);
     lesson.ttft = AnchorRun{load, found.factor * measured.figures.at(first), *simulated};
   }
   return lesson;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -11,6 +10,7 @@
 
 #include "hardware/find_value.hpp"
 #include "hardware/parse_json.hpp"
+#include "hardware/text.hpp"
 #include "hardware/text_file.hpp"
 #include "sim/engines/serving_engine.hpp"
 #include "traces/mapped_file.hpp"
@@ -36,12 +36,8 @@ void remark(BenchRun& run, fmt::format_string<Values...> what, Values&&... value
 std::optional<double> number_in(const Json& json) {
   if (json.is_number()) return json.get<double>();
   if (!json.is_string()) return std::nullopt;
-  const auto& text = json.get_ref<const std::string&>();
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto read = std::from_chars(text.data(), end, value);
-  if (read.ec != std::errc() || read.ptr != end || std::isnan(value)) return std::nullopt;
-  return value;
+  const auto value = try_number<double>(json.get_ref<const std::string&>());
+  return value && !std::isnan(*value) ? value : std::nullopt;
 }
 std::optional<double> number(const Json& json, const std::string& pointer) {
   const Json* found = find_value(json, pointer);

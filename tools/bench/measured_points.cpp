@@ -2,14 +2,13 @@
 #include "tools/bench/measured_points.hpp"
 
 #include <array>
-#include <cctype>
-#include <charconv>
 #include <cmath>
 #include <map>
 
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
+#include "hardware/text.hpp"
 #include "traces/mapped_file.hpp"
 
 namespace moesim {
@@ -40,8 +39,7 @@ std::vector<std::string> split(std::string_view line) {
 // A column's name without blanks around it and capitals.
 std::string plain(std::string name) {
   std::erase(name, ' ');
-  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return name;
+  return lower(name);
 }
 
 constexpr std::array columns_of_points{"id", "category", "gpu", "metric", "value"};
@@ -61,14 +59,11 @@ class Row {
   }
   double number(std::string_view name) const {
     const std::string field = text(name);
-    double value = 0;
-    const char* end = field.data() + field.size();
-    const auto got = std::from_chars(field.data(), end, value);
-    if (!(field.empty() || (got.ec == std::errc() && got.ptr == end)) ||
-        !(value >= 0 && value < 1e30))
+    const auto value = field.empty() ? std::optional(0.) : try_number<double>(field);
+    if (!value || !(*value >= 0 && *value < 1e30))
       throw ConfigError(
           fmt::format("{}: {} \"{}\" is not a number of at least 0", place_, name, field));
-    return value;
+    return *value;
   }
   const std::string& place() const { return place_; }
   int count(std::string_view name) const {

@@ -6,6 +6,7 @@
 #include <bit>
 #include <utility>
 
+#include "hardware/text.hpp"
 #include "sim/engines/serving_engine.hpp"
 #include "tools/bench/mlperf.hpp"
 #include "tools/bench/trtllm_bench.hpp"
@@ -14,12 +15,6 @@
 namespace moesim {
 
 namespace {
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
 
 bool is_dense(const MeasuredPoint& point) {
   return contains(point.model, "(dense)") || point.model.starts_with("Llama-3");

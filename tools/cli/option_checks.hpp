@@ -10,16 +10,16 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "hardware/text.hpp"
+
 namespace moesim {
 
 /// A check of an option that counts: CLI11's own names its range with three hundred digits.
 inline auto at_least_one() {
   return [](const std::string& text) -> std::string {
-    long long number = 0;
-    const char* const end = text.data() + text.size();
-    const auto [last, error] = std::from_chars(text.data(), end, number);
-    if (error != std::errc() || last != end) return "\"" + text + "\" is not a whole number";
-    return number < 1 ? text + " is too few; at least 1 is expected" : "";
+    const auto number = try_number<long long>(text);
+    if (!number) return "\"" + text + "\" is not a whole number";
+    return *number < 1 ? text + " is too few; at least 1 is expected" : "";
   };
 }
 
@@ -55,10 +55,8 @@ inline int threads_of(int asked) {
 inline auto a_seed() {
   return [](const std::string& text) -> std::string {
     constexpr long long most = 9'000'000'000'000'000;
-    long long seed = 0;
-    const char* const end = text.data() + text.size();
-    const auto [last, error] = std::from_chars(text.data(), end, seed);
-    return error == std::errc() && last == end && seed >= 0 && seed <= most
+    const auto seed = try_number<long long>(text);
+    return seed && *seed >= 0 && *seed <= most
                ? ""
                : fmt::format("\"{}\" is no seed; expected a whole number from 0 to {}", text, most);
   };
@@ -67,11 +65,9 @@ inline auto a_seed() {
 /// A check of an option that is a number within limits: CLI11's own takes nan for one.
 inline CLI::Validator a_number(double least, double most) {
   const auto check = [=](const std::string& text) -> std::string {
-    double number = 0;
-    const char* const end = text.data() + text.size();
-    const auto [last, error] = std::from_chars(text.data(), end, number);
-    if (error != std::errc() || last != end) return "\"" + text + "\" is not a number";
-    return number >= least && number <= most
+    const auto number = try_number<double>(text);
+    if (!number) return "\"" + text + "\" is not a number";
+    return *number >= least && *number <= most
                ? ""
                : fmt::format("{} is out of range; expected {:g} to {:g}", text, least, most);
   };

@@ -12,7 +12,9 @@
 
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
+#include "hardware/text.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/table.hpp"
 
 namespace moesim {
 
@@ -71,9 +73,8 @@ Json shipped_accuracy() {
 // "Qwen/Qwen3-30B-A3B", "Qwen3-30B-A3B" and "qwen3_30b_a3b" alike.
 std::string plain_name(std::string_view name) {
   std::string plain;
-  for (const char c : name.substr(name.rfind('/') + 1))
-    if (std::isalnum(static_cast<unsigned char>(c)) != 0)
-      plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const char c : lower(name.substr(name.rfind('/') + 1)))
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0) plain += c;
   return plain;
 }
 

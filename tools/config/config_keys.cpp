@@ -2,12 +2,12 @@
 #include "tools/config/config_keys.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <sstream>
 
 #include <fmt/format.h>
 
+#include "hardware/text.hpp"
 #include "sim/experiment/experiment.hpp"
 #include "sim/report/cluster_report.hpp"
 #include "tools/cli/output.hpp"
@@ -116,12 +116,6 @@ std::string policies_named(const PolicyRows& policies, std::string_view name) {
     text += fmt::format("a policy of {}\n{}{}\n", registry, policy_text(*row), options);
   }
   return text;
-}
-
-std::string lower(std::string_view text) {
-  std::string small(text);
-  std::ranges::transform(small, small.begin(), [](unsigned char c) { return std::tolower(c); });
-  return small;
 }
 
 // Finds a word in names and texts, whatever its case.

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <memory>
 #include <unordered_map>
@@ -13,6 +12,7 @@
 #include "hardware/config.hpp"
 #include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
+#include "hardware/text.hpp"
 #include "traces/mapped_file.hpp"
 
 namespace moesim {
@@ -23,11 +23,9 @@ using std::chrono::nanoseconds;
 /// A whole text as a number. Throws ConfigError naming it otherwise.
 template <class Number>
 Number parse_number(std::string_view text, std::string_view what) {
-  Number number{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size())
-    throw ConfigError(fmt::format("\"{}\" is not {}", text, what));
-  return number;
+  const auto number = try_number<Number>(text);
+  if (!number) throw ConfigError(fmt::format("\"{}\" is not {}", text, what));
+  return *number;
 }
 
 // Nanoseconds, 126 years: times of either sign are that far apart at most twice, which still fits.
@@ -282,12 +280,11 @@ RowReader csv_reader(const Format& format, const Rows& rows, std::string_view he
       throw ConfigError(
           fmt::format("has {} fields; the header names {}", fields.size(), names.size()));
     const auto text_of = [&](std::string_view column) -> const std::string& {
-      const auto found = std::find(names.begin(), names.end(), column);
+      const auto found = std::ranges::find(names, column);
       return fields[static_cast<std::size_t>(found - names.begin())];
     };
     return read_row(format, rows, text_of, [&](std::string_view column) {
-      return std::find(names.begin(), names.end(), column) != names.end() &&
-             !text_of(column).empty();
+      return std::ranges::find(names, column) != names.end() && !text_of(column).empty();
     });
   };
   return {read, /*first_line_is_header=*/true, !format.time.empty()};
@@ -398,12 +395,12 @@ class FirstLine {
   bool has(std::string_view column) const {
     if (column.empty()) return true;
     return object_.is_object() ? object_.contains(column)
-                               : std::find(header_.begin(), header_.end(), column) != header_.end();
+                               : std::ranges::find(header_, column) != header_.end();
   }
   /// The column of sessions; empty: it names none.
   std::string_view session_column() const {
-    const auto found = std::find_if(session_columns.begin(), session_columns.end(),
-                                    [this](std::string_view column) { return has(column); });
+    const auto found = std::ranges::find_if(
+        session_columns, [this](std::string_view column) { return has(column); });
     return found == session_columns.end() ? std::string_view() : *found;
   }
   bool is_bailian() const {

@@ -2,8 +2,6 @@
 #include "sim/placement/files/placement_file.hpp"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -13,6 +11,7 @@
 #include <fmt/ranges.h>
 
 #include "hardware/at.hpp"
+#include "hardware/text.hpp"
 #include "hardware/text_file.hpp"
 #include "sim/placement/files/plain_yaml.hpp"
 #include "traces/import/torch_file.hpp"
@@ -155,10 +154,8 @@ std::map<int, ConfigNode> by_layer(const ConfigNode& node) {
   return read_object(node, [&](ConfigReader& reader) {
     std::map<int, ConfigNode> layers;
     for (const std::string& key : reader.all_keys()) {
-      int layer = 0;
-      const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), layer);
-      const bool number = error == std::errc() && end == key.data() + key.size() && layer >= 0 &&
-                          layer < most_layers;
+      const int layer = try_number<int>(key).value_or(-1);
+      const bool number = layer >= 0 && layer < most_layers;
       if (!number || !layers.emplace(layer, reader.child(key)).second) {
         node.fail(fmt::format("\"{}\" is not a layer; expected each layer's number once", key));
       }
@@ -294,7 +291,7 @@ ExpertPlacement read_npy(const std::filesystem::path& file, PlacementContext con
 
 bool equally_filled(const ExpertPlacement& placement) {
   const int slots_per_gpu = placement.front().slots() / placement.front().gpus();
-  return std::all_of(placement.begin(), placement.end(), [&](const LayerPlacement& layer) {
+  return std::ranges::all_of(placement, [&](const LayerPlacement& layer) {
     for (int gpu = 0; gpu < layer.gpus(); ++gpu) {
       if (layer.first_slot(gpu + 1) - layer.first_slot(gpu) != slots_per_gpu) return false;
     }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/placement/files/plain_yaml.hpp"
 
-#include <charconv>
+#include <algorithm>
 
 #include <fmt/format.h>
 
+#include "hardware/text.hpp"
 #include "traces/mapped_file.hpp"
 
 namespace moesim {
@@ -162,12 +163,9 @@ class Parser {
 
   std::int64_t number_of(std::string_view text) const {
     text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
-    std::int64_t number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      fail(fmt::format("has \"{}\" where a whole number is expected", text));
-    }
-    return number;
+    const auto number = try_number<std::int64_t>(text);
+    if (!number) fail(fmt::format("has \"{}\" where a whole number is expected", text));
+    return *number;
   }
 
   std::string key_of(std::string_view text) const {
@@ -178,7 +176,7 @@ class Parser {
     const auto is_word = [](char c) {
       return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
     };
-    if (text.empty() || !std::all_of(text.begin(), text.end(), is_word)) {
+    if (text.empty() || !std::ranges::all_of(text, is_word)) {
       fail(fmt::format("has \"{}\" where a key is expected", text));
     }
     return std::string(text);

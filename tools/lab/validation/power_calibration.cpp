@@ -2,7 +2,6 @@
 #include "tools/lab/validation/power_calibration.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -20,6 +19,7 @@
 #include "hardware/rng.hpp"
 #include "hardware/shipped.hpp"
 #include "hardware/tables/table_file.hpp"
+#include "hardware/text.hpp"
 #include "sim/report/statistics.hpp"
 #include "tools/bench/predict_operation.hpp"
 #include "tools/lab/validation/calibration.hpp"
@@ -123,13 +123,11 @@ double shape_number(const TableRow& row, std::string_view name) {
   const auto found = values.find(name);
   if (found == values.end())
     throw ConfigError(fmt::format("{}: the shape has no {}", row.place(), name));
-  double number = 0;
-  const char* const end = found->second.data() + found->second.size();
-  const auto [rest, error] = std::from_chars(found->second.data(), end, number);
-  if (error != std::errc{} || rest != end || !(number > 0))
+  const auto number = try_number<double>(found->second);
+  if (!number || !(*number > 0))
     throw ConfigError(fmt::format("{}: the shape's {} is no number above 0: {}", row.place(), name,
                                   found->second));
-  return number;
+  return *number;
 }
 
 std::optional<Asked> asked_of(const TableRow& row, const GpuSpec& gpu) {
