@@ -2,8 +2,6 @@
 #include "tools/bench/predict_operation.hpp"
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 #include <cmath>
 #include <initializer_list>
 
@@ -17,92 +15,14 @@
 #include "hardware/kernels/one_sided.hpp"
 #include "hardware/kernels/rough.hpp"
 #include "hardware/rng.hpp"
-#include "hardware/shipped.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "models/mixers/grouped.hpp"
 #include "models/mixers/latent.hpp"
-#include "models/moe_model.hpp"
-#include "sim/engines/serving_engine.hpp"
 #include "sim/placement/placement.hpp"
 
 namespace moesim {
 
 namespace {
-
-/// The numbers behind the names in "q_heads=32 kv_heads=4 hd=128" or "M=64 N=2048 K=4096".
-double number_after(const std::string& text, const std::string& name) {
-  const std::size_t place = text.find(name + "=");
-  if (place == std::string::npos) return 0;
-  const char* digits = text.data() + place + name.size() + 1;
-  long number = 0;
-  std::from_chars(digits, text.data() + text.size(), number);
-  return static_cast<double>(number);
-}
-
-/// The shape of the routed experts of one layer.
-struct ExpertShape {
-  double hidden, width;
-  int experts, per_token;
-};
-
-/// hardware/names.json and models/names.json: how files of measured runs call GPUs and models, and
-/// the expert layers of models that models/zoo does not have.
-struct KnownNames {
-  std::map<std::string, std::string> gpus, models;  // names of our files
-  std::map<std::string, ExpertShape> expert_layers;
-};
-
-std::map<std::string, std::string> texts_of(const Json& object) {
-  std::map<std::string, std::string> texts;
-  for (const auto& [name, text] : object.items()) texts[name] = text.get<std::string>();
-  return texts;
-}
-
-KnownNames read_known_names(const std::filesystem::path& root) {
-  const Json gpus = ConfigNode::from_file(root / "hardware/names.json").json();
-  const Json models = ConfigNode::from_file(root / "models/names.json").json();
-  KnownNames names{texts_of(gpus.at("gpus")), texts_of(models.at("models")), {}};
-  for (const auto& [name, layer] : models.at("expert_layers").items())
-    names.expert_layers[name] = {layer.at("hidden").get<double>(), layer.at("width").get<double>(),
-                                 layer.at("experts").get<int>(), layer.at("top_k").get<int>()};
-  return names;
-}
-
-const KnownNames& known_names() {
-  static const KnownNames all = read_known_names(data_folder());
-  return all;
-}
-
-/// The row with the longest name for which `fits` holds; null: none.
-template <class Rows, class Fits>
-const typename Rows::value_type* longest(const Rows& rows, Fits fits) {
-  const typename Rows::value_type* best = nullptr;
-  for (const auto& row : rows)
-    if (fits(row.first) && (best == nullptr || row.first.size() > best->first.size())) best = &row;
-  return best;
-}
-
-/// The layer that a row's text gives in numbers, else that of its model, from config.json.
-std::optional<ExpertShape> expert_shape(const MeasuredPoint& point) {
-  const std::string text = point.operation + " " + point.notes;
-  const ExpertShape given{number_after(text, "hidden"), number_after(text, "width"),
-                          static_cast<int>(number_after(text, "experts")),
-                          static_cast<int>(number_after(text, "top_k"))};
-  if (given.hidden > 0 && given.width > 0 && given.experts > 0 && given.per_token > 0) return given;
-  const auto named = [&](const std::string& name) { return contains(point.model, name); };
-  const auto* layer = longest(known_names().expert_layers, named);
-  const auto* zoo = longest(known_names().models, named);
-  if (layer != nullptr && (zoo == nullptr || zoo->first.size() < layer->first.size()))
-    return layer->second;
-  const auto file =
-      shipped_file(Shipped::model, zoo != nullptr ? zoo->second : model_file(point.model));
-  if (!file) return std::nullopt;
-  const MoeModel model = read_model(ConfigNode::from_file(*file));
-  if (model.experts == 0) return std::nullopt;
-  return ExpertShape{static_cast<double>(model.expert_input()),
-                     static_cast<double>(model.expert_width), model.experts,
-                     model.experts_per_token};
-}
 
 std::optional<Operands> stored_as(std::string_view precision) {
   return operands_of(table_name(precision));
@@ -113,44 +33,6 @@ constexpr double microseconds = 1e6;
 bool is_fitted(Evidence evidence) {
   return evidence == Evidence::calibrated || evidence == Evidence::measured ||
          evidence == Evidence::interpolated;
-}
-
-struct EngineName {
-  std::string_view written, engine;
-};
-const std::vector<EngineName>& engine_spellings() {
-  static const std::vector<EngineName> all = [] {
-    std::vector<EngineName> names;
-    for (const ServingEngine& engine : serving_engines())
-      for (const std::string_view written : {engine.name, engine.title})
-        names.push_back({written, engine.name});
-    return names;
-  }();
-  return all;
-}
-
-/// The engine's name and version where a source gives them: "gemm/sglang-0.5.10",
-/// "online serving vllm 0.19.0", "comm/sglang/0.5.6.post2".
-std::optional<EngineVersion> engine_in(std::string_view text) {
-  for (const auto& [written, engine] : engine_spellings()) {
-    for (std::size_t at = text.find(written); at != text.npos; at = text.find(written, at + 1)) {
-      const std::string_view rest = text.substr(std::min(text.size(), at + written.size() + 1));
-      const std::size_t end = rest.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz.");
-      if (!rest.empty() && rest[0] >= '0' && rest[0] <= '9')
-        return EngineVersion{std::string(engine), std::string(rest.substr(0, end))};
-    }
-  }
-  return std::nullopt;
-}
-
-/// Version of a point: what its operation or source names, else no version of the named engine.
-EngineVersion timed_engine(const MeasuredPoint& point) {
-  for (const std::string& text : {point.operation, point.source, point.notes})
-    if (const auto engine = engine_in(text)) return *engine;
-  for (const std::string& text : {point.operation, point.source, point.notes})
-    for (const auto& [written, engine] : engine_spellings())
-      if (contains(text, written)) return {std::string(engine), ""};
-  return {};
 }
 
 Prediction in_us(const Cost& cost) {
@@ -165,14 +47,6 @@ Prediction in_us(const Cost& cost) {
 }
 
 // --- experts -------------------------------------------------------------------------------------
-
-/// The word behind the name in "experts hidden=7168 kernel=cutlass"; empty where there is none.
-std::string word_after(const std::string& text, const std::string& name) {
-  const std::size_t place = text.find(name);
-  if (place == std::string::npos) return {};
-  const std::size_t begin = place + name.size();
-  return text.substr(begin, text.find_first_of(" ,", begin) - begin);
-}
 
 /// Weights that fit in 70 % of the L2 stay there when a benchmark repeats a kernel on them
 /// (RRZE-HPC/gpu-benches: resident up to about 28 of 40 MB on A100).
@@ -329,14 +203,16 @@ Predicted dense_gemm(const MeasuredPoint& point, const GpuSpec& gpu) {
 // --- communication -------------------------------------------------------------------------------
 
 /// The cluster a collective was measured on. One NIC of 400 Gb/s per GPU between domains.
-ClusterSpec cluster_of(const MeasuredPoint& point, const GpuSpec& gpu, const LinkSpec& network) {
+ClusterSpec cluster_of(const MeasuredPoint& point, const GpuSpec& gpu,
+                       const std::filesystem::path& root) {
   ClusterSpec cluster;
   cluster.gpu = gpu;
   cluster.nodes = std::max(1, point.nodes);
   cluster.gpus_per_node = point.gpus / cluster.nodes;
   const bool rack = contains(point.interconnect, "NVL72");
   cluster.scale_up_domain = rack ? point.gpus : cluster.gpus_per_node;
-  cluster.network = network;
+  cluster.network =
+      read_cluster(ConfigNode::from_file(root / "hardware/clusters/h100x32.json")).network;
   return cluster;
 }
 
@@ -370,53 +246,6 @@ TrafficMatrix hierarchical_traffic(int gpus, int domain, double tokens, int k, d
 }
 
 }  // namespace
-
-std::string gpu_file(std::string_view name) {
-  // "NVIDIA H100 80GB", "h100_sxm" and "H100-SXM-80GB" are one GPU.
-  std::string plain;
-  for (const char c : name)
-    plain +=
-        c == ' ' || c == '_' ? '-' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  for (const std::string_view maker : {"NVIDIA-", "AMD-"})
-    if (plain.starts_with(maker)) plain.erase(0, maker.size());
-  const auto* row = longest(known_names().gpus,
-                            [&](const std::string& known) { return plain.starts_with(known); });
-  return row == nullptr ? std::string() : row->second;
-}
-
-namespace {
-
-// The longest name of the zoo that a longer form holds: "zai-org/GLM-4.5-Air-FP8" is glm_4_5_air.
-std::string zoo_name_in(std::string_view name) {
-  std::string plain;
-  for (const char c : name) {
-    const auto letter = static_cast<unsigned char>(c);
-    plain += std::isalnum(letter) ? static_cast<char>(std::tolower(letter)) : '_';
-  }
-  // Whole words: "deepseek_v3_20241226" is no deepseek_v3_2.
-  plain = '_' + plain + '_';
-  std::string longest;
-  for (const std::string& model : shipped_names(Shipped::model))
-    if (model.size() > longest.size() && contains(plain, '_' + model + '_')) longest = model;
-  return longest;
-}
-
-}  // namespace
-
-std::string model_file(std::string_view name) {
-  if (std::string model = zoo_name_in(name); !model.empty()) return model;
-  const auto* row = longest(known_names().models,
-                            [&](const std::string& known) { return name.starts_with(known); });
-  return row == nullptr ? std::string() : row->second;
-}
-
-std::filesystem::path gpu_path(const std::string& name, const std::filesystem::path& root,
-                               const GpuFiles& given) {
-  if (const auto found = given.find(name); found != given.end())
-    return std::filesystem::absolute(found->second);
-  const std::string file = gpu_file(name);
-  return file.empty() ? std::filesystem::path() : root / "hardware/gpus" / (file + ".json");
-}
 
 const GpuSpec& OperationPredictor::gpu(const std::string& file) {
   const auto found = gpus_.find(file);
@@ -608,9 +437,7 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
 }
 
 Predicted OperationPredictor::collective(const MeasuredPoint& point, const GpuSpec& gpu) const {
-  const LinkSpec network =
-      read_cluster(ConfigNode::from_file(root_ / "hardware/clusters/h100x32.json")).network;
-  const Fabric fabric(cluster_of(point, gpu, network));
+  const Fabric fabric(cluster_of(point, gpu, root_));
   const Kernel* const kernel = kernel_timed_by(point.category, point.operation);
   if (kernel == nullptr) return Skipped{"no model of this collective"};
   const double n = point.gpus;
@@ -631,12 +458,10 @@ Predicted OperationPredictor::token_exchange(const MeasuredPoint& point, const G
   // fp8 with an fp32 scale per 128 values on the way out, bf16 on the way back.
   const bool bf16 = combine || contains(point.operation, "bf16");
   const double token_bytes = bf16 ? 2 * hidden : hidden + hidden / 128 * 4;
-  const LinkSpec network =
-      read_cluster(ConfigNode::from_file(root_ / "hardware/clusters/h100x32.json")).network;
   const int gpus = point.gpus;
   if (contains(point.operation, "OneSided")) {
     // Its benchmark spreads a token's experts over as many GPUs as it can.
-    const Fabric fabric(cluster_of(point, gpu, network));
+    const Fabric fabric(cluster_of(point, gpu, root_));
     const LinkTraffic copies(
         even_traffic(gpus, point.batch * spread_copies(top_k, gpus) / (gpus - 1)),
         fabric.cluster().scale_up_domain);
@@ -652,7 +477,7 @@ Predicted OperationPredictor::token_exchange(const MeasuredPoint& point, const G
   // Kernels that DeepEP's tables do not hold are other ones, which keep their constants.
   GpuSpec untabled = gpu;
   untabled.tables = nullptr;
-  const ClusterSpec cluster = cluster_of(point, untabled, network);
+  const ClusterSpec cluster = cluster_of(point, untabled, root_);
   const Kernel& kernel = *kernel_timed_by(point.category, point.operation);
   const auto traffic = [&] {
     if (&kernel == &normal_all_to_all_kernel)

@@ -7,7 +7,7 @@
 #include <variant>
 
 #include "hardware/fabric.hpp"
-#include "tools/bench/measured_points.hpp"
+#include "tools/bench/point_names.hpp"
 
 namespace moesim {
 
@@ -27,19 +27,6 @@ struct Skipped {
 };
 
 using Predicted = std::variant<Prediction, Skipped>;
-
-/// File of a GPU in hardware/gpus without its extension, by the name sources use; empty if there is
-/// none.
-std::string gpu_file(std::string_view name);
-/// File of a model in models/zoo without its extension, by the name sources use; empty if there is
-/// none.
-std::string model_file(std::string_view name);
-
-/// Files for the names that points give GPUs, before those in hardware/gpus.
-using GpuFiles = std::map<std::string, std::filesystem::path>;
-/// The file of a GPU by the name that points give it; empty if there is none.
-std::filesystem::path gpu_path(const std::string& name, const std::filesystem::path& root,
-                               const GpuFiles&);
 
 /// Predicts points of single operations (every category but e2e and prefill). `root` is the folder
 /// that holds hardware/ and models/. Reads files once; give each thread its own.
