@@ -5,14 +5,11 @@
 
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
+#include "tools/run/report_text.hpp"
 
 namespace moesim {
 
 namespace {
-
-std::string ms_text(const Summary& of, double Summary::*value) {
-  return fixed_text(of.count == 0 ? std::nullopt : std::optional(of.*value), 2);
-}
 
 std::string gb_per_s(double bytes) { return fmt::format("{:.2f}", bytes / 1e9); }
 

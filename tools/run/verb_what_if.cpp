@@ -20,7 +20,7 @@
 #include "tools/cli/table.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
-#include "tools/run/outage_text.hpp"
+#include "tools/run/report_text.hpp"
 
 namespace moesim {
 
