@@ -2,6 +2,7 @@
 // What does a page of a store show by default, and how are its points run again?
 #include "tests/support.hpp"
 #include "tools/report/page.hpp"
+#include "tools/report/page_point.hpp"
 
 namespace moesim::test_page {
 namespace {

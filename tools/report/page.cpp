@@ -9,12 +9,12 @@
 
 #include <fmt/format.h>
 
-#include "hardware/quoting.hpp"
 #include "sim/experiment/experiment.hpp"
 #include "tools/analysis/comparable.hpp"
 #include "tools/analysis/compare.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/report/assets.hpp"
+#include "tools/report/page_point.hpp"
 #include "tools/sweep/sweep.hpp"
 
 namespace moesim {
@@ -69,11 +69,6 @@ constexpr std::array<const Metric*, 35> page_metrics{
     &metric("output_tokens_per_s_per_mw"),
 };
 
-// A number in as many digits as a chart can show.
-OrderedJson rounded(double value, int digits) {
-  return std::stod(fmt::format("{:.{}g}", value, digits));
-}
-
 std::vector<std::string> texts_of(const std::vector<Json>& values) {
   std::vector<std::string> texts;
   for (const Json& value : values) texts.push_back(setting_cell(value));
@@ -108,28 +103,6 @@ std::vector<std::string> texts_of(const std::vector<Json>& values,
   return texts;
 }
 
-std::size_t count_groups(const StoredSweep& sweep, const std::vector<std::string>& by) {
-  std::set<std::vector<std::string>> groups;
-  for (const StoredPoint& point : sweep.points) {
-    std::vector<std::string> group;
-    for (const std::string& pointer : by) {
-      const Json* value = setting_of(point, pointer);
-      group.push_back(value == nullptr ? "" : value->dump());
-    }
-    groups.insert(std::move(group));
-  }
-  return groups.size();
-}
-
-bool runs_along_a_curve(const std::string& pointer) {
-  constexpr std::array<std::string_view, 5> prefixes{"/workload/arrivals", "/workload/requests",
-                                                     "/scheduling/max_", "/parallel", "/seed"};
-  return std::any_of(prefixes.begin(), prefixes.end(),
-                     [&](std::string_view prefix) { return pointer.starts_with(prefix); });
-}
-
-// ---- one point
-
 OrderedJson metrics_of(const StoredPoint& point, const std::vector<std::string>& pointers) {
   OrderedJson metrics = OrderedJson::array();
   for (const std::string& pointer : pointers) {
@@ -137,137 +110,6 @@ OrderedJson metrics_of(const StoredPoint& point, const std::vector<std::string>&
     metrics.push_back(number ? OrderedJson(*number) : OrderedJson());
   }
   return metrics;
-}
-
-// The mean step of each kind in ms by part, in the order of part_names. Where prefill has a pool of
-// its own the report's own steps are those of the decode pool, and this adds "prefill pool: KIND".
-OrderedJson parts_of(const StoredPoint& point) {
-  OrderedJson kinds = OrderedJson::object();
-  const auto add = [&](const std::string& steps, const std::string& title) {
-    for (const std::string_view kind : step_kind_names) {
-      const std::string of_kind = fmt::format("{}/{}", steps, kind);
-      const Json* parts = find_value(point.report, of_kind + "/parts_mean_ms");
-      if (parts == nullptr || report_number(point, of_kind + "/steps").value_or(0) == 0) continue;
-      OrderedJson& row = kinds[title + std::string(kind)] = OrderedJson::array();
-      for (const std::string_view part : part_names)
-        row.push_back(rounded(parts->value(std::string(part), 0.0), 5));
-    }
-  };
-  add("/steps", "");
-  add("/pools/prefill/steps", "prefill pool: ");
-  return kinds;
-}
-
-// Columns of its EP groups, if it has more than one. Each has the pool ("" if there are none) and
-// its number, then of instance_columns what its row in the report says.
-constexpr std::array<std::string_view, 7> instance_columns{
-    "mean_step_ms",        "utilization",     "barrier_idle_share", "output_tokens",
-    "kv_mean_utilization", "prefix_hit_rate", "preemptions"};
-constexpr std::size_t most_instances = 64;
-
-OrderedJson instances_of(const StoredPoint& point) {
-  OrderedJson rows = OrderedJson::array();
-  const auto add = [&](const std::string& pointer, std::string_view pool) {
-    const Json* instances = find_value(point.report, pointer);
-    if (instances == nullptr) return;
-    for (const Json& instance : *instances) {
-      if (rows.size() == most_instances) return;
-      OrderedJson row{pool, instance.at("instance").get<int>()};
-      for (const std::string_view column : instance_columns)
-        row.push_back(rounded(instance.at(std::string(column)).get<double>(), 5));
-      rows.push_back(std::move(row));
-    }
-  };
-  add("/pools/prefill/instances", "prefill");
-  add("/pools/decode/instances", "decode");
-  add("/instances", "");
-  return rows;
-}
-
-// Means per step of what one layer's ranks do, appended.
-void append_means(OrderedJson& cells, const Json& layer, const char* what, double steps) {
-  for (const Json& total : layer.at(what).at("total_by_rank"))
-    cells.push_back(rounded(total.get<double>() / steps, 4));
-}
-
-// Loads for each kind of step: tokens and activated slots per step, [layer x rank]. Also their
-// means over steps and layers on the busiest and the average rank.
-OrderedJson loads_of(const StoredPoint& point) {
-  OrderedJson kinds = OrderedJson::object();
-  const Json* by_kind = find_value(point.report, "/experts/by_step_kind");
-  if (by_kind == nullptr) return kinds;
-  for (const auto& [kind, experts] : by_kind->items()) {
-    const Json* layers = find_value(experts, "/layers");
-    const double steps = report_number(point, fmt::format("/steps/{}/steps", kind)).value_or(0);
-    if (layers == nullptr || steps == 0) continue;
-    if (find_value(experts, "/layers/0/rank_tokens/total_by_rank") == nullptr) continue;
-    OrderedJson& load = kinds[kind];
-    load = {{"layers", OrderedJson::array()},
-            {"activated", OrderedJson::array()},
-            {"tokens", OrderedJson::array()}};
-    for (const Json& layer : *layers) {
-      load["layers"].push_back(layer.at("layer").get<int>());
-      append_means(load["activated"], layer, "rank_activated", steps);
-      append_means(load["tokens"], layer, "rank_tokens", steps);
-    }
-    for (const char* name :
-         {"max_activated_mean", "activated_mean", "max_tokens_mean", "tokens_mean"}) {
-      load[name] = rounded(experts.at(name).get<double>(), 5);
-    }
-  }
-  return kinds;
-}
-
-std::size_t cells_of(const OrderedJson& loads) {
-  std::size_t cells = 0;
-  for (const auto& load : loads) cells += load["activated"].size() + load["tokens"].size();
-  return cells;
-}
-
-// Sessions where a run tells them one by one. "over_time" has a row for each part of the run: begin
-// and end in s, prompt tokens, those from HBM and from tiers. "slowest" has each session's number,
-// begin and end, and a row for each turn: agent, turn, when it was sent. Then come the begins of
-// its load from a tier, its prefill and its decode, its end, prompt and output tokens.
-OrderedJson sessions_of(const StoredPoint& point) {
-  OrderedJson sessions = OrderedJson::object();
-  const Json* slowest = find_value(point.report, "/sessions/slowest");
-  const Json* over_time = find_value(point.report, "/turns/over_time");
-  if (slowest == nullptr || over_time == nullptr) return sessions;
-  for (const Json& span : *over_time) {
-    const auto loaded = span.value("loaded_tokens", std::int64_t{0});
-    sessions["over_time"].push_back({span.at("begin_s"), span.at("end_s"),
-                                     span.at("queried_tokens"),
-                                     span.at("hit_tokens").get<std::int64_t>() - loaded, loaded});
-  }
-  sessions["slowest"] = OrderedJson::array();
-  for (const Json& session : *slowest) {
-    OrderedJson row{{"session", session.at("session")},
-                    {"begun_s", session.at("begun_s")},
-                    {"ended_s", session.at("ended_s")},
-                    {"turns", OrderedJson::array()}};
-    for (const Json& turn : session.at("turns")) {
-      const double begun = turn.at("begun_s");
-      row["turns"].push_back({turn.at("agent"), turn.at("turn"), turn.at("sent_s"),
-                              begun - turn.value("loading_s", 0.0), begun, turn.at("first_token_s"),
-                              turn.at("last_token_s"), turn.at("prompt_tokens"),
-                              turn.at("output_tokens")});
-    }
-    sessions["slowest"].push_back(std::move(row));
-  }
-  return sessions;
-}
-
-std::size_t turns_of(const OrderedJson& sessions) {
-  std::size_t turns = 0;
-  for (const OrderedJson& session : sessions.at("slowest")) turns += session.at("turns").size();
-  return turns;
-}
-
-// Text as --set reads it: a text that is no JSON means itself.
-std::string override_text(const Json& value) {
-  if (!value.is_string()) return value.dump();
-  const auto text = value.get<std::string>();
-  return Json::accept(text) ? value.dump() : text;
 }
 
 // ---- comparisons
@@ -332,7 +174,7 @@ OrderedJson comparisons_of(const StoredSweep& sweep, const Done& done,
     for (const StoredPoint* point : done) {
       const Json* value = find_value(point->config, axis.pointer);
       if (value == nullptr) continue;
-      if (std::find(values.begin(), values.end(), *value) == values.end()) values.push_back(*value);
+      if (std::ranges::find(values, *value) == values.end()) values.push_back(*value);
     }
     const auto texts = texts_apart({values.begin(), values.end()}, name_in_words(axis.name));
     for (std::size_t v = 1; v < values.size() && comparisons.size() < most_comparisons; ++v) {
@@ -404,7 +246,7 @@ std::vector<ShownMetric> metrics_shown(const Done& done, const PageOptions& opti
                                        const Pareto& pareto) {
   std::vector<ShownMetric> shown;
   for (const Metric* metric : page_metrics) {
-    const bool there = std::any_of(done.begin(), done.end(), [&](const StoredPoint* point) {
+    const bool there = std::ranges::any_of(done, [&](const StoredPoint* point) {
       return report_number(*point, std::string(metric->pointer)).has_value();
     });
     if (!there) continue;
@@ -412,9 +254,8 @@ std::vector<ShownMetric> metrics_shown(const Done& done, const PageOptions& opti
     shown.push_back({metric->pointer, metric->label, key.unit, key.better == Better::less});
   }
   const auto ensure = [&](const std::string& pointer, const std::string& name, bool less) {
-    const bool there = std::any_of(shown.begin(), shown.end(), [&](const ShownMetric& metric) {
-      return metric.pointer == pointer;
-    });
+    const bool there = std::ranges::any_of(
+        shown, [&](const ShownMetric& metric) { return metric.pointer == pointer; });
     if (!there) shown.push_back({pointer, name, "", less});
   };
   ensure(options.axes.x, pareto.x_name, true);
@@ -422,16 +263,27 @@ std::vector<ShownMetric> metrics_shown(const Done& done, const PageOptions& opti
   return shown;
 }
 
-}  // namespace
+// ---- what the page opens on
 
-bool has_objectives(const StoredSweep& sweep) {
-  return std::ranges::any_of(sweep.points, [](const StoredPoint& point) {
-    const Json* slo = find_value(point.report, std::string(slo_pointer));
-    return slo != nullptr && !slo->empty();
-  });
+std::size_t count_groups(const StoredSweep& sweep, const std::vector<std::string>& by) {
+  std::set<std::vector<std::string>> groups;
+  for (const StoredPoint& point : sweep.points) {
+    std::vector<std::string> group;
+    for (const std::string& pointer : by) {
+      const Json* value = setting_of(point, pointer);
+      group.push_back(value == nullptr ? "" : value->dump());
+    }
+    groups.insert(std::move(group));
+  }
+  return groups.size();
 }
 
-namespace {
+bool runs_along_a_curve(const std::string& pointer) {
+  constexpr std::array<std::string_view, 5> prefixes{"/workload/arrivals", "/workload/requests",
+                                                     "/scheduling/max_", "/parallel", "/seed"};
+  return std::ranges::any_of(prefixes,
+                             [&](std::string_view prefix) { return pointer.starts_with(prefix); });
+}
 
 // True if a number is the same to 1 % in all points under equal loads, or in none.
 bool hardly_varies(const StoredSweep& sweep, std::string_view pointer) {
@@ -456,6 +308,13 @@ bool hardly_varies(const StoredSweep& sweep, std::string_view pointer) {
 
 }  // namespace
 
+bool has_objectives(const StoredSweep& sweep) {
+  return std::ranges::any_of(sweep.points, [](const StoredPoint& point) {
+    const Json* slo = find_value(point.report, std::string(slo_pointer));
+    return slo != nullptr && !slo->empty();
+  });
+}
+
 std::vector<std::string> default_groups(const StoredSweep& sweep) {
   std::vector<std::string> by;
   for (const Axis& axis : sweep.axes) {
@@ -477,32 +336,11 @@ std::vector<std::string> default_groups(const StoredSweep& sweep) {
     if (count_groups(sweep, without(pointer)) == count_groups(sweep, by)) by = without(pointer);
   }
   while (count_groups(sweep, by) > (by.size() > 1 ? most_groups : most_of_one_axis)) {
-    by = without(*std::max_element(by.begin(), by.end(), [&](const auto& a, const auto& b) {
+    by = without(*std::ranges::max_element(by, [&](const auto& a, const auto& b) {
       return count_groups(sweep, {a}) < count_groups(sweep, {b});
     }));
   }
   return by;
-}
-
-std::string reproduce_command(const StoredSweep& sweep, const StoredPoint& point,
-                              const std::string& base) {
-  const Json* named = find_value(sweep.document, "/base");
-  std::string file = base;
-  if (file.empty() && named != nullptr && named->is_string()) file = named->get<std::string>();
-  // An experiment that stands in the sweep itself has no file: the page shows it, to be saved.
-  if (file.empty()) return fmt::format("moesim run {}.json", point.config_hash);
-  std::string command = "moesim run " + in_shell(file);
-  std::vector<std::string> set;  // sorted by pointer: what holds others comes before them
-  for (const Axis& axis : axes_of(sweep.document)) {
-    const bool within_another = std::any_of(set.begin(), set.end(), [&](const std::string& outer) {
-      return axis.pointer.starts_with(outer + "/");
-    });
-    const Json* value = find_value(point.config, axis.pointer);
-    if (within_another || value == nullptr) continue;
-    set.push_back(axis.pointer);
-    command += " --set " + in_shell(axis.pointer + "=" + override_text(*value));
-  }
-  return command;
 }
 
 std::vector<std::string> page_pointers(const PageOptions& options) {

@@ -39,9 +39,6 @@ std::vector<std::string> page_pointers(const PageOptions&);
 /// the points hold their whole reports. Throws ConfigError as pareto() does.
 OrderedJson page_data(StoredSweep, const PageOptions&, const ReportOf& report_of = {});
 
-/// The command that runs one point: the base, and what the sweep sets in it.
-std::string reproduce_command(const StoredSweep&, const StoredPoint&, const std::string& base);
-
 /// The page of a store, whose file name it shows. Nothing in `by`: default_groups(). No y: goodput
 /// where points have an SLO, else output throughput per GPU. Throws ConfigError as report_page().
 struct StorePage {
