@@ -1,30 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/plan/lost_gpu.hpp"
 
-#include <charconv>
-
 #include <fmt/format.h>
 
 #include "hardware/find_value.hpp"
+#include "hardware/text.hpp"
 #include "sim/report/report.hpp"
 #include "sim/serving/simulator.hpp"
+#include "tools/cli/output.hpp"
 #include "tools/cli/serving_question.hpp"
+#include "tools/cli/table.hpp"
 #include "tools/sweep/slo_search.hpp"
 
 namespace moesim {
 
 int lost_gpu_of(const std::string& option) {
   constexpr std::string_view key = "gpu=";
-  int gpu = -1;
-  const char* const end = option.data() + option.size();
-  if (option.starts_with(key)) {
-    const auto [rest, error] = std::from_chars(option.data() + key.size(), end, gpu);
-    if (error != std::errc{} || rest != end) gpu = -1;
-  }
-  if (gpu < 0)
+  const auto gpu =
+      option.starts_with(key) ? try_number<int>(option.substr(key.size())) : std::nullopt;
+  if (!gpu || *gpu < 0)
     throw ConfigError(fmt::format(
         "--fail {}: expected gpu=N, a GPU of the first group that decodes, e.g. gpu=1", option));
-  return gpu;
+  return *gpu;
 }
 
 namespace {
@@ -78,6 +75,27 @@ LostGpu without_gpu(const Json& config, const std::filesystem::path& folder, int
     lost.refused = said_of_options(error.what());
   }
   return lost;
+}
+
+std::string lost_gpu_text(const LostGpu& lost, double before) {
+  const std::string gpu =
+      fmt::format("without GPU {}{}", lost.gpu, lost.pool.empty() ? "" : " of the decode pool");
+  if (!lost.refused.empty())
+    return paragraph("{} the deployment cannot run: {}", gpu, lost.refused);
+  return paragraph(
+      "{}: {} req/s within the limits for {} of the requests ({:+.0f} %). The engine stops for "
+      "{:.2f} s when the GPU is lost; other GPUs load {:.0f} slots of experts",
+      gpu, number_text(lost.per_second), percent(lost.attainment, 0),
+      100 * (lost.per_second / before - 1), lost.stopped_seconds, lost.experts_lost);
+}
+
+OrderedJson lost_gpu_json(const LostGpu& lost) {
+  if (!lost.refused.empty()) return {{"gpu", lost.gpu}, {"refused", lost.refused}};
+  return {{"gpu", lost.gpu},
+          {"rate", lost.per_second},
+          {"slo_attainment", lost.attainment},
+          {"stopped_seconds", lost.stopped_seconds},
+          {"experts_lost", lost.experts_lost}};
 }
 
 }  // namespace moesim

@@ -28,4 +28,8 @@ int lost_gpu_of(const std::string& option);
 LostGpu without_gpu(const Json& config, const std::filesystem::path& folder, int gpu,
                     double per_second, double attainment, TraceLibrary&);
 
+/// Text of a load that is left of `before` requests/s, and why; the same as JSON.
+std::string lost_gpu_text(const LostGpu&, double before);
+OrderedJson lost_gpu_json(const LostGpu&);
+
 }  // namespace moesim

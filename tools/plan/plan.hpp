@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "tools/plan/deployments.hpp"
 #include "tools/sweep/slo_search.hpp"
 
@@ -72,6 +74,16 @@ Plan make_plan(const PlanSearch&, TraceLibrary&, Remarks&, const PlanHooks&);
 
 /// Choices of plan in the deployment that ran.
 inline PlannedDeployment choices_of(const SloRun& run) { return choices_in(run.config); }
+/// Run that a search answers with: the best, or the nearest where none meets the limits.
+inline const SloRun& first_of(const PlanFound& found) {
+  return found.best.empty() ? found.nearest.front() : found.best.front();
+}
+/// Ratio of a load to the next lower one that the search tells apart: loads are 1.6 % apart.
+inline constexpr double load_step = 1.0165;
+/// "16 x h200".
+inline std::string gpus_text(const ClusterSpec& cluster) {
+  return fmt::format("{} x {}", cluster.gpus(), cluster.gpu.name);
+}
 
 /// Limit of a deployment. It is what is missed first under more load ("capacity", "TPOT", "TTFT").
 /// It is the latency that is nearest to its limit where no more load was tried.

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/plan/scaling.hpp"
 
+#include <algorithm>
+#include <map>
+#include <utility>
+
 #include <fmt/format.h>
 
 #include "sim/experiment/experiment.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/serving_question.hpp"
-#include "tools/plan/plan.hpp"
+#include "tools/cli/table.hpp"
+#include "tools/plan/request_answer.hpp"
 
 namespace moesim {
 
@@ -36,8 +41,7 @@ DecodeGpus decode_gpus_of(const ScaledRun& of) {
 
 std::string superlinear_text(const ScaledRun& fewer, const ScaledRun& more) {
   const double gain = more.run->per_second() / fewer.run->per_second();
-  constexpr double step = 1.0165;  // loads of the search are 1.6 % apart
-  if (more.gpus <= fewer.gpus || gain * fewer.gpus < step * more.gpus) return "";
+  if (more.gpus <= fewer.gpus || gain * fewer.gpus < load_step * more.gpus) return "";
   const DecodeGpus before = decode_gpus_of(fewer), now = decode_gpus_of(more);
   const auto grew = [](double from, double to) { return to > 1.01 * from; };
   std::string why;
@@ -54,6 +58,35 @@ std::string superlinear_text(const ScaledRun& fewer, const ScaledRun& more) {
   return wrapped(fmt::format("{} sustain {:.2f} times as much as {}:{}", more.cluster, gain,
                              fewer.cluster, why)) +
          "\n";
+}
+
+std::string scaling_text(std::span<const ScaledPlan> plans) {
+  Table table({"GPUs", "req/s", "per GPU", "$/M out", "shape"});
+  std::map<std::string, ScaledRun> by_kind;  // the latest of each
+  std::string reasons;
+  for (const auto& [search, plan] : plans) {
+    const ClusterSpec& cluster = search.cluster;
+    if (plan.best.empty()) {
+      table.add({gpus_text(cluster), "-", "-", "-", "none meets the limits"});
+      continue;
+    }
+    const SloRun& best = plan.best.front();
+    table.add({gpus_text(cluster), number_text(best.per_second()),
+               number_text(best.per_second() / cluster.gpus()), cost_text(best, cluster),
+               choices_of(best).shape()});
+    const ScaledRun more{&best, gpus_text(cluster), cluster.gpus(), search.folder};
+    if (auto& fewer = by_kind[cluster.gpu.name]; fewer.run != nullptr)
+      reasons += superlinear_text(std::exchange(fewer, more), more);
+    else
+      fewer = more;
+  }
+  const auto price_of = [](const ScaledPlan& one) { return one.search.cluster.gpu.price; };
+  const bool sources = std::ranges::any_of(plans, [&](const ScaledPlan& one) {
+    const auto price = price_of(one), first = price_of(plans.front());
+    return price && first && price->source != first->source;
+  });
+  return "\n" + table.text() + reasons +
+         (sources ? "prices are of unlike providers; --price sets one price for all\n" : "");
 }
 
 }  // namespace moesim

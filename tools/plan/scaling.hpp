@@ -2,9 +2,10 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <string>
 
-#include "tools/sweep/slo_search.hpp"
+#include "tools/plan/plan.hpp"
 
 namespace moesim {
 
@@ -19,5 +20,13 @@ struct ScaledRun {
 /// Text of why more GPUs sustain more than in proportion, a line: KV cache beside the weights,
 /// GPUs that decode, sequences on each. Empty where each GPU sustains no more than with fewer.
 std::string superlinear_text(const ScaledRun& fewer, const ScaledRun& more);
+
+/// Plan for requests, and its question.
+struct ScaledPlan {
+  const PlanSearch& search;
+  const Plan& plan;
+};
+/// Table of how requests/s grow with GPUs, or differ by their kind, and why.
+std::string scaling_text(std::span<const ScaledPlan>);
 
 }  // namespace moesim

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/find_value.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 
