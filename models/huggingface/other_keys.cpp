@@ -2,7 +2,6 @@
 #include "models/huggingface/other_keys.hpp"
 
 #include <algorithm>
-#include <span>
 
 #include <fmt/format.h>
 
@@ -13,161 +12,50 @@ namespace {
 /// Keys that change no cost that is modelled, and why.
 struct Harmless {
   std::string_view why;
-  std::span<const std::string_view> keys;
+  std::string_view keys;  ///< each between spaces
 };
 
-using Names = std::string_view[];
-constexpr Names tokens = {"begin_suppress_tokens",
-                          "bos_token_id",
-                          "boi_token_index",
-                          "diversity_penalty",
-                          "do_sample",
-                          "eos_token_id",
-                          "image_token_id",
-                          "image_token_index",
-                          "length_penalty",
-                          "max_length",
-                          "mask_token_id",
-                          "min_length",
-                          "num_beam_groups",
-                          "num_beams",
-                          "num_logits_to_keep",
-                          "num_return_sequences",
-                          "pad_token_id",
-                          "prefix",
-                          "repetition_penalty",
-                          "sep_token_id",
-                          "temperature",
-                          "tokenizer_class",
-                          "top_k",
-                          "top_p",
-                          "typical_p",
-                          "video_token_id"};
-constexpr Names software = {"_attn_implementation",
-                            "_attn_implementation_autoset",
-                            "_name_or_path",
-                            "architectures",
-                            "attn_implementation",
-                            "auto_map",
-                            "base_model_pp_plan",
-                            "base_model_tp_plan",
-                            "compression_config",
-                            "dtype",
-                            "ep_size",
-                            "finetuning_task",
-                            "id2label",
-                            "is_decoder",
-                            "label2id",
-                            "model_type",
-                            "pretraining_tp",
-                            "problem_type",
-                            "quantization_config",
-                            "return_dict",
-                            "task_specific_params",
-                            "torch_dtype",
-                            "transformers_version",
-                            "use_bfloat16",
-                            "use_cache",
-                            "use_mamba_kernels"};
-constexpr Names training = {
-    "attention_dropout",        "aux_loss_alpha", "embd_pdrop",           "hidden_dropout",
-    "initializer_range",        "moe_capacity",   "moe_drop_tokens",      "output_router_logits",
-    "rescale_prenorm_residual", "resid_pdrop",    "router_aux_loss_coef", "router_jitter_noise",
-    "router_z_loss_coef",       "seq_aux",        "use_router_aux_loss"};
-constexpr Names formulas = {"activation_situ_beta",
-                            "activation_situ_linear_beta",
-                            "attention_value_scale",
-                            "attention_method",
-                            "attn_logit_softcapping",
-                            "compress_rope_theta",
-                            "embedding_multiplier",
-                            "final_logit_softcapping",
-                            "full_attn_alpha_factor",
-                            "full_attn_beta_factor",
-                            "hc_eps",
-                            "hc_sinkhorn_iters",
-                            "hidden_act",
-                            "hidden_activation",
-                            "indexer_rope_interleave",
-                            "initial_context_length",
-                            "layer_norm_eps",
-                            "layer_norm_epsilon",
-                            "layernorm_epsilon",
-                            "linear_attn_alpha_factor",
-                            "linear_attn_beta_factor",
-                            "latent_moe_use_norm",
-                            "logits_scaling",
-                            "mamba_hidden_act",
-                            "mla_scale_kv_lora",
-                            "mla_scale_q_lora",
-                            "mla_use_nope",
-                            "mlp_alpha_factor",
-                            "mlp_beta_factor",
-                            "mlp_hidden_act",
-                            "moe_renormalize",
-                            "moe_router_activation_func",
-                            "moe_router_scaling_factor",
-                            "moe_router_use_sigmoid",
-                            "norm_eps",
-                            "norm_topk_prob",
-                            "norm_type",
-                            "original_max_position_embeddings",
-                            "partial_rotary_factor",
-                            "qk_norm",
-                            "qk_norm_type",
-                            "query_pre_attn_scalar",
-                            "residual_in_fp32",
-                            "residual_multiplier",
-                            "rms_norm_eps",
-                            "rope_interleave",
-                            "rope_parameters",
-                            "rope_scaling",
-                            "rope_theta",
-                            "rotary_dim",
-                            "route_norm",
-                            "routed_scaling_factor",
-                            "router_activation_func",
-                            "router_scaling_factor",
-                            "scoring_func",
-                            "swa_rope_theta",
-                            "swiglu_alpha",
-                            "swiglu_limit",
-                            "time_step_floor",
-                            "time_step_limit",
-                            "time_step_max",
-                            "time_step_min",
-                            "topk_method",
-                            "use_gemma_norm",
-                            "use_grouped_topk",
-                            "use_qk_norm"};
-constexpr Names small = {"add_full_attention_sink_bias",
-                         "add_swa_attention_sink_bias",
-                         "attention_bias",
-                         "attn_res_block_size",
-                         "lm_head_bias",
-                         "moe_router_enable_expert_bias",
-                         "mamba_proj_bias",
-                         "mlp_bias",
-                         "qkv_bias",
-                         "use_bias",
-                         "use_conv_bias",
-                         "use_head_wise_attn_gate",
-                         "use_moe_router_bias",
-                         "use_qkv_bias",
-                         "use_routing_bias"};
-constexpr Names drafts = {"mtp_hybrid_override_pattern", "mtp_transformer_layers",
-                          "mtp_use_dedicated_embeddings", "use_mtp"};
-constexpr Names ids = {"num_hash_layers", "use_bidirectional_attention",
-                       "vocab_size_per_layer_input"};
-
 constexpr Harmless harmless[] = {
-    {"tokens and how they are drawn", tokens},
-    {"how the software runs the model", software},
-    {"training", training},
-    {"what an operation computes, not how long", formulas},
-    {"biases, sinks, gates of one number: below a thousandth of a layer", small},
-    {"drafts are what an experiment's \"speculative\" says", drafts},
-    {"experts by token id are drawn like the others'; inputs that are no text", ids},
+    {"tokens and how they are drawn",
+     " begin_suppress_tokens bos_token_id boi_token_index diversity_penalty do_sample "
+     "eos_token_id image_token_id image_token_index length_penalty max_length mask_token_id "
+     "min_length num_beam_groups num_beams num_logits_to_keep num_return_sequences pad_token_id "
+     "prefix repetition_penalty sep_token_id temperature tokenizer_class top_k top_p typical_p "
+     "video_token_id "},
+    {"how the software runs the model",
+     " _attn_implementation _attn_implementation_autoset _name_or_path architectures "
+     "attn_implementation auto_map base_model_pp_plan base_model_tp_plan compression_config "
+     "dtype ep_size finetuning_task id2label is_decoder label2id model_type pretraining_tp "
+     "problem_type quantization_config return_dict task_specific_params torch_dtype "
+     "transformers_version use_bfloat16 use_cache use_mamba_kernels "},
+    {"training",
+     " attention_dropout aux_loss_alpha embd_pdrop hidden_dropout initializer_range moe_capacity "
+     "moe_drop_tokens output_router_logits rescale_prenorm_residual resid_pdrop "
+     "router_aux_loss_coef router_jitter_noise router_z_loss_coef seq_aux use_router_aux_loss "},
+    {"what an operation computes, not how long",
+     " activation_situ_beta activation_situ_linear_beta attention_value_scale attention_method "
+     "attn_logit_softcapping compress_rope_theta embedding_multiplier final_logit_softcapping "
+     "full_attn_alpha_factor full_attn_beta_factor hc_eps hc_sinkhorn_iters hidden_act "
+     "hidden_activation indexer_rope_interleave initial_context_length layer_norm_eps "
+     "layer_norm_epsilon layernorm_epsilon linear_attn_alpha_factor linear_attn_beta_factor "
+     "latent_moe_use_norm logits_scaling mamba_hidden_act mla_scale_kv_lora mla_scale_q_lora "
+     "mla_use_nope mlp_alpha_factor mlp_beta_factor mlp_hidden_act moe_renormalize "
+     "moe_router_activation_func moe_router_scaling_factor moe_router_use_sigmoid norm_eps "
+     "norm_topk_prob norm_type original_max_position_embeddings partial_rotary_factor qk_norm "
+     "qk_norm_type query_pre_attn_scalar residual_in_fp32 residual_multiplier rms_norm_eps "
+     "rope_interleave rope_parameters rope_scaling rope_theta rotary_dim route_norm "
+     "routed_scaling_factor router_activation_func router_scaling_factor scoring_func "
+     "swa_rope_theta swiglu_alpha swiglu_limit time_step_floor time_step_limit time_step_max "
+     "time_step_min topk_method use_gemma_norm use_grouped_topk use_qk_norm "},
+    {"biases, sinks, gates of one number: below a thousandth of a layer",
+     " add_full_attention_sink_bias add_swa_attention_sink_bias attention_bias "
+     "attn_res_block_size lm_head_bias moe_router_enable_expert_bias mamba_proj_bias mlp_bias "
+     "qkv_bias use_bias use_conv_bias use_head_wise_attn_gate use_moe_router_bias use_qkv_bias "
+     "use_routing_bias "},
+    {"drafts are what an experiment's \"speculative\" says",
+     " mtp_hybrid_override_pattern mtp_transformer_layers mtp_use_dedicated_embeddings use_mtp "},
+    {"experts by token id are drawn like the others'; inputs that are no text",
+     " num_hash_layers use_bidirectional_attention vocab_size_per_layer_input "},
 };
 
 /// Keys that a family's rules or its other keys say already; in other families they may matter.
@@ -226,13 +114,15 @@ bool is_off(const Json& value) {
          (value.is_structured() && value.empty());
 }
 
+// True if a text has a name between spaces.
+bool has(std::string_view names, std::string_view name) {
+  return names.find(fmt::format(" {} ", name)) != names.npos;
+}
+
 bool is_harmless(std::string_view key, std::string_view family) {
-  const bool anywhere = std::ranges::any_of(harmless, [&](const Harmless& of) {
-    return std::ranges::find(of.keys, key) != of.keys.end();
-  });
-  return anywhere || std::ranges::any_of(said_elsewhere, [&](const SaidElsewhere& said) {
-           return said.key == key &&
-                  said.families.find(fmt::format(" {} ", family)) != said.families.npos;
+  return std::ranges::any_of(harmless, [&](const Harmless& of) { return has(of.keys, key); }) ||
+         std::ranges::any_of(said_elsewhere, [&](const SaidElsewhere& said) {
+           return said.key == key && has(said.families, family);
          });
 }
 

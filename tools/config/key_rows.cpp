@@ -15,74 +15,27 @@ constexpr std::string_view basic_pointers[] = {
     "/cluster", "/model",     "/engine",        "/parallel", "/workload",
     "/slo",     "/placement", "/token_routing", "/dispatch", "/scheduling"};
 
-// Keys that most experiments of users and of this repository set. All others are expert keys.
-constexpr std::string_view usual_pointers[] = {
-    "/instances",
-    "/request_routing",
-    "/max_model_len",
-    "/seed",
-    "/engine/name",
-    "/engine/version",
-    "/engine/recipe",
-    "/parallel/dp",
-    "/parallel/tp",
-    "/parallel/ep",
-    "/parallel/pp",
-    "/parallel/dcp",
-    "/parallel/ffn_gpus",
-    "/parallel/micro_batches",
-    "/pools",
-    "/pools/prefill",
-    "/pools/decode",
-    "/kv_transfer",
-    "/precision",
-    "/precision/experts",
-    "/precision/attention",
-    "/precision/kv_cache",
-    "/precision/activations",
-    "/placement/replication",
-    "/placement/load",
-    "/placement/load/from",
-    "/placement/load/disjoint",
-    "/token_routing/prefill",
-    "/token_routing/decode",
-    "/token_routing/mixed",
-    "/dispatch/prefill",
-    "/dispatch/decode",
-    "/rebalancing",
-    "/charges",
-    "/charges/token_routing",
-    "/overlap",
-    "/overlap/type",
-    "/speculative",
-    "/speculative/num_speculative_tokens",
-    "/speculative/acceptance_rate",
-    "/kv_cache",
-    "/kv_cache/gpu_memory_utilization",
-    "/kv_cache/prefix_caching",
-    "/kv_cache/tiers",
-    "/kv_cache/tiers/N/name",
-    "/kv_cache/tiers/N/capacity",
-    "/kv_cache/tiers/N/bandwidth",
-    "/workload/arrivals",
-    "/workload/lengths",
-    "/workload/sessions",
-    "/workload/requests",
-    "/workload/gating",
-    "/slo/ttft",
-    "/slo/tpot",
-    "/slo/e2el",
-    "/expert_memory",
-    "/expert_memory/slots_per_gpu",
-    "/expert_memory/host",
-    "/measurement",
-    "/measurement/warmup",
-    "/measurement/expert_counts",
-};
+// Keys that most experiments of users and of this repository set, each between spaces. All others
+// are expert keys.
+constexpr std::string_view usual_pointers =
+    " /instances /request_routing /max_model_len /seed /engine/name /engine/version "
+    "/engine/recipe /parallel/dp /parallel/tp /parallel/ep /parallel/pp /parallel/dcp "
+    "/parallel/ffn_gpus /parallel/micro_batches /pools /pools/prefill /pools/decode /kv_transfer "
+    "/precision /precision/experts /precision/attention /precision/kv_cache "
+    "/precision/activations /placement/replication /placement/load /placement/load/from "
+    "/placement/load/disjoint /token_routing/prefill /token_routing/decode /token_routing/mixed "
+    "/dispatch/prefill /dispatch/decode /rebalancing /charges /charges/token_routing /overlap "
+    "/overlap/type /speculative /speculative/num_speculative_tokens /speculative/acceptance_rate "
+    "/kv_cache /kv_cache/gpu_memory_utilization /kv_cache/prefix_caching /kv_cache/tiers "
+    "/kv_cache/tiers/N/name /kv_cache/tiers/N/capacity /kv_cache/tiers/N/bandwidth "
+    "/workload/arrivals /workload/lengths /workload/sessions /workload/requests /workload/gating "
+    "/slo/ttft /slo/tpot /slo/e2el /expert_memory /expert_memory/slots_per_gpu "
+    "/expert_memory/host /measurement /measurement/warmup /measurement/expert_counts ";
 
 KeyLevel level_of(std::string_view pointer) {
   if (std::ranges::count(basic_pointers, pointer) > 0) return KeyLevel::basic;
-  return std::ranges::count(usual_pointers, pointer) > 0 ? KeyLevel::usual : KeyLevel::expert;
+  const bool usual = usual_pointers.find(fmt::format(" {} ", pointer)) != usual_pointers.npos;
+  return usual ? KeyLevel::usual : KeyLevel::expert;
 }
 
 class Walk {
