@@ -303,7 +303,7 @@ bool ConfigNode::is_form(Predicate such) const {
 const Form* ConfigNode::read_as(std::initializer_list<Form::Kind> kinds) const {
   if (form_ == nullptr) return nullptr;
   for (const Form* form = form_; form != nullptr; form = form->or_else) {
-    if (std::find(kinds.begin(), kinds.end(), form->kind) != kinds.end()) return form;
+    if (std::ranges::find(kinds, form->kind) != kinds.end()) return form;
   }
   throw std::logic_error(
       fmt::format("{} is read as something that its table of keys does not say", pointer_));
@@ -349,7 +349,7 @@ std::size_t ConfigNode::choice() const {
 
 std::size_t ConfigNode::index_in(std::span<const std::string_view> names) const {
   const std::string name = text();
-  const auto found = std::find(names.begin(), names.end(), name);
+  const auto found = std::ranges::find(names, name);
   if (found == names.end()) {
     fail(fmt::format("unknown \"{}\"; {}one of: {}", name, did_you_mean(name, names),
                      join_names(names)));

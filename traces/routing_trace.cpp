@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <map>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include <fmt/format.h>

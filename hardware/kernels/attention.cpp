@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hardware/kernels/attention.hpp"
 
-#include <cmath>
-
 #include <fmt/format.h>
 
 #include "hardware/kernels/cached_context.hpp"

@@ -2,7 +2,6 @@
 #include "sim/dispatch/token_bit_counter.hpp"
 
 #include <algorithm>
-#include <array>
 
 #if defined(__x86_64__)
 #include <immintrin.h>

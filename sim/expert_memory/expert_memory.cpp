@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/expert_memory/expert_memory.hpp"
 
-#include <algorithm>
-
 #include "sim/expert_memory/ranked_cache.hpp"
 
 namespace moesim {

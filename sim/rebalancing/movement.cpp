@@ -2,7 +2,6 @@
 #include "sim/rebalancing/movement.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "hardware/at.hpp"

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "sim/placement/live_ranks.hpp"
 #include "sim/placement/placement_score.hpp"
 

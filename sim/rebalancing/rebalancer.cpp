@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/rebalancing/rebalancer.hpp"
 
-#include <algorithm>
-
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.

@@ -7,7 +7,6 @@
 #include <memory>
 #include <numeric>
 #include <span>
-#include <string_view>
 #include <tuple>
 
 #include <fmt/format.h>

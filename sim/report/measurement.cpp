@@ -2,7 +2,6 @@
 #include "sim/report/measurement.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <limits>
 #include <numeric>

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/report/metric_catalogue.hpp"
 
-#include <fmt/format.h>
-
 namespace moesim {
 
 const ReportKey& Metric::key() const {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/report/time_series.hpp"
 
-#include <algorithm>
 #include <numeric>
 
 #include "sim/report/statistics.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/request_routing/horizon.hpp"
 
-#include <cmath>
 #include <numeric>
 
 namespace moesim {

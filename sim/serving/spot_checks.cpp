@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/serving/spot_checks.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/step/attention_ffn.hpp"
 
-#include <algorithm>
-
 #include "hardware/at.hpp"
 
 namespace moesim {

@@ -2,7 +2,6 @@
 #include "sim/step/rank_costs.hpp"
 
 #include <algorithm>
-#include <span>
 
 #include "hardware/kernels/experts.hpp"
 #include "hardware/kernels/gemm.hpp"

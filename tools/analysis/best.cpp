@@ -147,8 +147,8 @@ BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
     const auto number = report_number(point, result.metric);
     if (number) {
       Json value = value_at(point.config, result.over);
-      auto alike = std::find_if(group.values.begin(), group.values.end(),
-                                [&](const Alternative& other) { return other.value == value; });
+      auto alike = std::ranges::find_if(
+          group.values, [&](const Alternative& other) { return other.value == value; });
       if (alike == group.values.end()) {
         group.values.push_back({std::move(value), {}, 0});
         alike = group.values.end() - 1;
@@ -159,8 +159,8 @@ BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
       ++group.without;
     }
   }
-  const bool any = std::any_of(result.groups.begin(), result.groups.end(),
-                               [](const Alternatives& group) { return !group.values.empty(); });
+  const bool any = std::ranges::any_of(
+      result.groups, [](const Alternatives& group) { return !group.values.empty(); });
   if (!any) {
     throw ConfigError(fmt::format("--metric {}: no finished point has this number", result.metric));
   }

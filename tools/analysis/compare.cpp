@@ -34,7 +34,7 @@ ComparedPointers compared_pointers(Settings baseline, Settings candidate) {
 }
 
 bool matches(const StoredPoint& point, Settings settings, const ComparedPointers& pointers) {
-  return std::all_of(settings.begin(), settings.end(), [&](const Setting& setting) {
+  return std::ranges::all_of(settings, [&](const Setting& setting) {
     const Json* value = setting_of(point, setting.pointer);
     if (value == nullptr) return false;
     const bool by_type = !pointers.at(setting.pointer) && value->is_object();
@@ -90,7 +90,7 @@ void add_difference(std::vector<CoupledDifference>& differences, const std::stri
   CoupledDifference now{pointer, value_at(baseline.config, pointer),
                         value_at(candidate.config, pointer)};
   if (same_setting(now.baseline, now.candidate)) return;
-  const bool known = std::any_of(differences.begin(), differences.end(), [&](const auto& other) {
+  const bool known = std::ranges::any_of(differences, [&](const auto& other) {
     return other.pointer == pointer && other.baseline == now.baseline &&
            other.candidate == now.candidate;
   });
@@ -139,8 +139,8 @@ std::string list(const std::set<std::string>& texts) {
 
 // Text of how the first baseline point differs from the candidate most like it.
 std::string differences(const std::vector<Group>& groups) {
-  const auto first = std::find_if(groups.begin(), groups.end(),
-                                  [](const Group& group) { return !group.baseline.empty(); });
+  const auto first =
+      std::ranges::find_if(groups, [](const Group& group) { return !group.baseline.empty(); });
   std::set<std::string> fewest;
   for (const Group& group : groups) {
     if (group.candidate.empty()) continue;
@@ -230,8 +230,8 @@ void add_settings(Comparison& comparison, const std::vector<Axis>& axes,
   for (const Axis& axis : axes) {
     std::vector<Json> values;
     for (const Json* rest : rests) values.push_back(value_at(*rest, axis.pointer));
-    const bool one_value = std::all_of(values.begin(), values.end(),
-                                       [&](const Json& value) { return value == values.front(); });
+    const bool one_value =
+        std::ranges::all_of(values, [&](const Json& value) { return value == values.front(); });
     if (one_value) continue;
     comparison.axes.push_back(axis);
     for (std::size_t i = 0; i < values.size(); ++i)
@@ -535,7 +535,7 @@ Limit parse_limit(std::string_view text) {
   const std::string name = trimmed(text.substr(0, sign));
   std::vector<std::string_view> names;
   for (const ComparedMetric& metric : compared_metrics) names.push_back(metric.name);
-  const auto found = std::find(names.begin(), names.end(), name);
+  const auto found = std::ranges::find(names, name);
   if (found == names.end()) {
     const std::string_view nearest = nearest_name(name, names);
     throw ConfigError(fmt::format("--fail-if \"{}\": unknown metric \"{}\"; {}", text, name,

@@ -64,9 +64,8 @@ void check_pointer(const std::vector<const StoredPoint*>& points, const std::str
     throw ConfigError(fmt::format(
         "{}: expected a JSON pointer into the report, such as /metrics/median_tpot_ms", pointer));
   }
-  const bool found = std::any_of(points.begin(), points.end(), [&](const StoredPoint* point) {
-    return value_of(*point, pointer) != nullptr;
-  });
+  const bool found = std::ranges::any_of(
+      points, [&](const StoredPoint* point) { return value_of(*point, pointer) != nullptr; });
   if (found) return;
   throw ConfigError(fmt::format("{}: no report has it; {}", pointer,
                                 what_would_be_right(points.front()->report, pointer)));
@@ -137,7 +136,7 @@ void mark_frontier(std::span<ParetoPoint> group, bool least_y) {
 std::vector<bool> frontier(std::span<const std::pair<double, double>> points) {
   std::vector<std::size_t> order(points.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+  std::ranges::sort(order, [&](std::size_t a, std::size_t b) {
     return std::tuple(points[a].first, -points[a].second) <
            std::tuple(points[b].first, -points[b].second);
   });
@@ -213,7 +212,7 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
 
   std::vector<std::string> settings;
   for (const Axis& axis : sweep.axes) {
-    const bool grouped = std::any_of(axes.by.begin(), axes.by.end(), [&](const std::string& by) {
+    const bool grouped = std::ranges::any_of(axes.by, [&](const std::string& by) {
       return by == axis.pointer || by == std::string(config_in_report) + axis.pointer;
     });
     if (!grouped && (axes.each_seed || axis.pointer != seed_pointer))
@@ -268,8 +267,8 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
     return std::tuple(point.group, point.x.value_or(std::numeric_limits<double>::infinity()),
                       (axes.least_y ? 1 : -1) * point.y.value_or(0));
   };
-  std::stable_sort(result.points.begin(), result.points.end(),
-                   [&](const ParetoPoint& a, const ParetoPoint& b) { return key(a) < key(b); });
+  std::ranges::stable_sort(
+      result.points, [&](const ParetoPoint& a, const ParetoPoint& b) { return key(a) < key(b); });
   for (const std::span<ParetoPoint> group : groups_in(result.points))
     mark_frontier(group, axes.least_y);
   return result;

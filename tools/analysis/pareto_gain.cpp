@@ -18,8 +18,7 @@ constexpr int median_samples = 1001;
 
 // The first point beyond x.
 Frontier::const_iterator beyond(const Frontier& frontier, double x) {
-  return std::upper_bound(frontier.begin(), frontier.end(), x,
-                          [](double place, const auto& point) { return place < point.first; });
+  return std::ranges::upper_bound(frontier, x, {}, &Frontier::value_type::first);
 }
 
 Gain gain_at(const Frontier& baseline, const Frontier& candidate, double x) {
@@ -84,7 +83,7 @@ GroupGain frontier_gain(const Frontier& baseline, const Frontier& candidate,
       if (within(x)) corners.push_back(x);
     }
   }
-  std::sort(corners.begin(), corners.end());
+  std::ranges::sort(corners);
   for (const double x : corners) {
     const Gain here = gain_at(baseline, candidate, x);
     if (gain.best_step.x == 0 || here.step > gain.best_step.step) gain.best_step = here;
@@ -107,8 +106,7 @@ ParetoGain pareto_gain(const StoredSweep& sweep, const ParetoAxes& axes,
   ParetoAxes within = axes;
   std::erase_if(within.by, [&](const std::string& pointer) {
     const auto compared = [&](const Setting& setting) { return setting.pointer == pointer; };
-    return std::any_of(baseline.begin(), baseline.end(), compared) ||
-           std::any_of(candidate.begin(), candidate.end(), compared);
+    return std::ranges::any_of(baseline, compared) || std::ranges::any_of(candidate, compared);
   });
   const Pareto before = pareto(points_with(sweep, baseline), within);
   const auto after = frontiers(pareto(points_with(sweep, candidate), within));

@@ -28,7 +28,7 @@ struct ParetoOptions {
 // Axes of compared settings get frontiers of their own.
 void add_compared(ParetoAxes& axes, const std::vector<Setting>& settings) {
   for (const Setting& setting : settings) {
-    if (std::find(axes.by.begin(), axes.by.end(), setting.pointer) == axes.by.end())
+    if (std::ranges::find(axes.by, setting.pointer) == axes.by.end())
       axes.by.push_back(setting.pointer);
   }
 }

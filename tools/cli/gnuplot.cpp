@@ -65,7 +65,7 @@ std::string line_style(std::size_t colour, std::size_t style, std::size_t styles
 
 std::string plot_heading(std::string_view text) {
   std::string line = one_line(text);
-  std::replace(line.begin(), line.end(), '"', '\'');
+  std::ranges::replace(line, '"', '\'');
   return "\"" + line + "\"";
 }
 

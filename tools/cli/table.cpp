@@ -29,9 +29,8 @@ bool numeric(const std::string& cell) {
 
 // Columns, not bytes: UTF-8 continuation bytes take none.
 std::size_t width(const std::string& cell) {
-  return static_cast<std::size_t>(std::count_if(cell.begin(), cell.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
-  }));
+  return static_cast<std::size_t>(std::ranges::count_if(
+      cell, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 std::vector<std::string> lines_of(const std::string& cell) {

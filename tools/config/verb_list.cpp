@@ -139,7 +139,7 @@ Action setup_list(CLI::App& command) {
     std::vector<std::string_view> names;
     for (const Kind& kind : kinds) names.push_back(kind.name);
     require_writable(options->csv);
-    if (!wanted.empty() && std::find(names.begin(), names.end(), wanted) == names.end()) {
+    if (!wanted.empty() && std::ranges::find(names, wanted) == names.end()) {
       throw ConfigError(
           fmt::format("list: there is no kind \"{}\"; one of: {}", wanted, join_names(names)));
     }

@@ -97,8 +97,8 @@ Tokens read_tokens(const std::string& file, const ExpertPlacement& placement) {
           read_ranks(reader, layers[0].list().size(), placement[0].gpus());
       order.resize(ranks.size());
       std::iota(order.begin(), order.end(), std::size_t{0});
-      std::stable_sort(order.begin(), order.end(),
-                       [&](std::size_t a, std::size_t b) { return ranks[a] < ranks[b]; });
+      std::ranges::stable_sort(order,
+                               [&](std::size_t a, std::size_t b) { return ranks[a] < ranks[b]; });
       for (const std::size_t token : order) tokens.source_rank.push_back(ranks[token]);
     }
     for (std::size_t l = 0; l < layers.size(); ++l) {

@@ -229,8 +229,7 @@ std::string to_text(const Placed& placed, const PlacementScore& score) {
 
 int place(const PlaceOptions& options) {
   const Placed placed = options.placement.empty() ? make_placement(options) : read_placed(options);
-  const auto name = std::find(placement_format_names.begin(), placement_format_names.end(),
-                              std::string_view(options.format));
+  const auto name = std::ranges::find(placement_format_names, std::string_view(options.format));
   const auto format = static_cast<PlacementFormat>(name - placement_format_names.begin());
   if (!options.output.empty()) {
     write_file(options.output, placement_bytes(placed.placement, format, placed.layers));

@@ -185,8 +185,7 @@ int replay_trace(const ReplayOptions& options) {
     asked.expert_memory = policy_node(options.expert_memory, "--expert-memory");
   if (!options.shared_expert.empty())
     asked.shared_expert = read_shared_expert(policy_node(options.shared_expert, "--shared-expert"));
-  const auto sample =
-      std::find(replay_sample_names.begin(), replay_sample_names.end(), options.sample);
+  const auto sample = std::ranges::find(replay_sample_names, options.sample);
   asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());
   asked.by_gain = options.copies == "by_gain";
   asked.fit = options.fit == "self" ? ReplayFit::self : ReplayFit::half;

@@ -25,13 +25,13 @@ std::string_view pointer_end(std::string_view pointer, int keys) {
 }
 
 bool is_unique(std::string_view end, int keys, const std::vector<std::string>& pointers) {
-  return std::count_if(pointers.begin(), pointers.end(), [&](const std::string& other) {
+  return std::ranges::count_if(pointers, [&](const std::string& other) {
            return pointer_end(other, keys) == end;
          }) == 1;
 }
 
 std::string unique_end(const std::string& pointer, const std::vector<std::string>& pointers) {
-  const auto keys = static_cast<int>(std::count(pointer.begin(), pointer.end(), '/'));
+  const auto keys = static_cast<int>(std::ranges::count(pointer, '/'));
   for (int n = 1; n < keys; ++n) {
     const std::string_view end = pointer_end(pointer, n);
     if (end != "type" && is_unique(end, n, pointers)) return std::string(end);

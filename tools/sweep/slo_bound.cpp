@@ -40,7 +40,7 @@ MeanLengths lengths_of(const Deployment& e, double attainment) {
   lengths.prompt /= count;
   lengths.computed /= count;
   lengths.output /= count;
-  std::sort(prompts.begin(), prompts.end());
+  std::ranges::sort(prompts);
   lengths.long_prompt = prompts[static_cast<std::size_t>((count - 1) * attainment)];
   return lengths;
 }

@@ -55,7 +55,7 @@ std::string view_sql(const std::vector<Axis>& axes) {
 }
 
 PointStatus status_of(const std::string& name) {
-  const auto found = std::find(status_names.begin(), status_names.end(), name);
+  const auto found = std::ranges::find(status_names, name);
   if (found == status_names.end()) {
     throw ConfigError(fmt::format("a point has the unknown status \"{}\"", name));
   }
@@ -524,7 +524,7 @@ std::string count_by_status(std::span<const StoredPoint> points) {
   if (points.empty()) return "no points";
   std::string text;
   for (std::size_t s = 0; s < status_names.size(); ++s) {
-    const auto count = std::count_if(points.begin(), points.end(), [&](const StoredPoint& point) {
+    const auto count = std::ranges::count_if(points, [&](const StoredPoint& point) {
       return point.status == static_cast<PointStatus>(s);
     });
     if (count > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, status_names[s]);

@@ -58,7 +58,7 @@ class Search {
     for (std::size_t place = 0; place < problem.bounds.size(); ++place) {
       if (problem.bounds[place]) places_.push_back(place);
     }
-    std::stable_sort(places_.begin(), places_.end(), [&](std::size_t a, std::size_t b) {
+    std::ranges::stable_sort(places_, [&](std::size_t a, std::size_t b) {
       if (bound(a) != bound(b)) return bound(a) > bound(b);
       return problem_.bounds[a]->excess < problem_.bounds[b]->excess;
     });
@@ -268,7 +268,7 @@ class Search {
     for (const std::size_t place : places_) {
       if (tried({place, rung}) != nullptr) places.push_back(place);
     }
-    std::stable_sort(places.begin(), places.end(), [&](std::size_t a, std::size_t b) {
+    std::ranges::stable_sort(places, [&](std::size_t a, std::size_t b) {
       return nearer(*tried({a, rung}), *tried({b, rung}));
     });
     return places;
@@ -284,7 +284,7 @@ class Search {
     std::vector<TunePoint> some;
     for (std::size_t i = 0; i < std::min(at_once, above.size()); ++i)
       some.push_back(above[above.size() - 1 - i * above.size() / at_once]);
-    std::sort(some.begin(), some.end());
+    std::ranges::sort(some);
     some.erase(std::unique(some.begin(), some.end()), some.end());
     try_points(some);
   }
@@ -298,8 +298,7 @@ class Search {
         if (most(point) > best_goodput() && tried(point) == nullptr) points.push_back(point);
       }
     }
-    std::stable_sort(points.begin(), points.end(),
-                     [&](TunePoint a, TunePoint b) { return most(a) > most(b); });
+    std::ranges::stable_sort(points, [&](TunePoint a, TunePoint b) { return most(a) > most(b); });
     return points;
   }
 
@@ -359,7 +358,7 @@ class Search {
       candidate.missed = std::min(candidate.missed, std::max(candidate.met, top_of(place)) + 1);
       candidates.push_back(candidate);
     }
-    std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
+    std::ranges::stable_sort(candidates, [](const auto& a, const auto& b) {
       if (a.trial.goodput != b.trial.goodput) return a.trial.goodput > b.trial.goodput;
       return nearer(a.trial, b.trial);
     });
@@ -376,7 +375,7 @@ class Search {
       if (!is_new && trial.goodput > found->second.trial.goodput) found->second = {point, trial};
     }
     for (const auto& [place, found] : best_of) result_.found.push_back(found);
-    std::stable_sort(result_.found.begin(), result_.found.end(), [](const auto& a, const auto& b) {
+    std::ranges::stable_sort(result_.found, [](const auto& a, const auto& b) {
       return a.trial.goodput > b.trial.goodput;
     });
     for (const auto& [point, trial] : trials_) {

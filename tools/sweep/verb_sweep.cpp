@@ -106,9 +106,8 @@ int run_here(const SweepArguments& options, Sweep sweep, const PointRunner& runn
   sweep.points = {};  // the store has them
   const StoredSweep stored = read_for_text(Store::open(options.store));
   show(options, stored, trust_line(stored));
-  const bool failed =
-      std::any_of(stored.points.begin(), stored.points.end(),
-                  [](const StoredPoint& point) { return point.status == PointStatus::failed; });
+  const bool failed = std::ranges::any_of(
+      stored.points, [](const StoredPoint& point) { return point.status == PointStatus::failed; });
   return failed ? exit_internal_error : 0;
 }
 

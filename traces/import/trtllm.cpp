@@ -7,7 +7,6 @@
 // routed_experts, [tokens - 1, layers with experts, k], come as .npy.
 #include <charconv>
 #include <map>
-#include <set>
 
 #include <fmt/format.h>
 

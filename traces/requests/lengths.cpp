@@ -2,7 +2,6 @@
 #include "traces/requests/lengths.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "traces/requests/lognormal.hpp"
 #include "traces/requests/request_trace.hpp"

@@ -53,8 +53,8 @@ RequestTrace read_request_trace(const std::filesystem::path& file) {
   });
   if (trace.rows.empty()) throw ConfigError(file.string() + ": holds no request");
   trace.has_arrivals = reader->has_arrivals;
-  std::stable_sort(trace.rows.begin(), trace.rows.end(),
-                   [](const auto& a, const auto& b) { return a.arrival < b.arrival; });
+  std::ranges::stable_sort(trace.rows,
+                           [](const auto& a, const auto& b) { return a.arrival < b.arrival; });
   for (const auto first = trace.rows.front().arrival; RequestTrace::Row & row : trace.rows)
     row.arrival -= first;
   return trace;

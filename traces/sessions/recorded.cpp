@@ -5,8 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "traces/requests/arrivals.hpp"
 #include "traces/sessions/session_file.hpp"
 

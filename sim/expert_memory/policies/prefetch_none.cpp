@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/expert_memory/ranked_cache.hpp"
 
 namespace moesim {
 

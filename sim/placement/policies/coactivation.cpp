@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include <fmt/format.h>
-
 #include "hardware/at.hpp"
 #include "sim/placement/placers.hpp"
 #include "sim/placement/replicas.hpp"

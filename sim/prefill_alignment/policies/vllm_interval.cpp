@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <vector>
 
 #include "sim/prefill_alignment/prefill_alignment.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "hardware/at.hpp"
 #include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/step_copies.hpp"
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 
 #include "hardware/at.hpp"
 #include "sim/token_routing/row_router.hpp"

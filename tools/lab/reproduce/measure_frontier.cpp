@@ -41,7 +41,7 @@ std::optional<PricedStep> price(const Json& config, const std::filesystem::path&
 }
 
 bool matches(const Json& config, const Json& rule) {
-  return std::all_of(rule.items().begin(), rule.items().end(), [&](const auto& setting) {
+  return std::ranges::all_of(rule.items(), [&](const auto& setting) {
     const Json* value = find_value(config, setting.key());
     return value == nullptr ? setting.value().is_null() : same_setting(*value, setting.value());
   });
@@ -53,8 +53,7 @@ struct Rules {
     for (const ConfigNode& rule : list.list()) any.push_back(rule.json());
   }
   bool hold(const Json& config) const {
-    return std::any_of(any.begin(), any.end(),
-                       [&](const Json& rule) { return matches(config, rule); });
+    return std::ranges::any_of(any, [&](const Json& rule) { return matches(config, rule); });
   }
   ConfigNode node;
   std::vector<Json> any{};
@@ -75,13 +74,12 @@ std::vector<PricedStep> frontier_of(const std::vector<PricedStep>& steps, const 
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     if (on[i]) best.push_back(chosen[i]);
   }
-  std::sort(best.begin(), best.end(),
-            [](const PricedStep& a, const PricedStep& b) { return a.ms < b.ms; });
+  std::ranges::sort(best, [](const PricedStep& a, const PricedStep& b) { return a.ms < b.ms; });
   return best;
 }
 
 Json describe(const std::vector<PricedStep>& steps) {
-  const auto count = [&](auto&& is) { return std::count_if(steps.begin(), steps.end(), is); };
+  const auto count = [&](auto&& is) { return std::ranges::count_if(steps, is); };
   const PricedStep& fastest = steps.front();
   return {{"points", steps.size()},
           {"pipelined", count([](const PricedStep& s) { return s.parallel.pp > 1; })},
@@ -121,8 +119,8 @@ Json measure_frontier(const ConfigNode& node, TraceLibrary& traces) {
     });
     std::vector<Json> configs;
     for (const SweepPoint& point : sweep.points) {
-      if (std::none_of(rules.begin(), rules.end(),
-                       [&](const auto& of) { return of.second.hold(point.config); })) {
+      if (std::ranges::none_of(rules,
+                               [&](const auto& of) { return of.second.hold(point.config); })) {
         continue;
       }
       configs.push_back(point.config);

@@ -220,7 +220,7 @@ Json measure_place(ConfigReader& r, TraceLibrary&) {
   const ExpertPlacement placed = place_all(*placers().make(r.child("policy")), problem, load);
   const auto expected = integers(r.child("expected"));
   if (expected.size() != placed.size() ||
-      std::any_of(expected.begin(), expected.end(), [&](const std::vector<int>& layer) {
+      std::ranges::any_of(expected, [&](const std::vector<int>& layer) {
         return std::ssize(layer) != placed.front().slots();
       })) {
     r.node().fail(fmt::format("\"expected\" is not {} layers of {} slots", placed.size(),
@@ -346,10 +346,10 @@ Json measure_draws(ConfigReader& r, TraceLibrary&) {
       ++of_expert[id];
       ++of_gpu[at(std::int64_t{id} * gpus / experts)];
     }
-    busiest_expert.push_back(*std::max_element(of_expert.begin(), of_expert.end()));
+    busiest_expert.push_back(*std::ranges::max_element(of_expert));
     over_twice += busiest_expert.back() >= 2 * mean ? 1 : 0;
     beyond_hot += std::accumulate(of_expert.begin() + hot, of_expert.end(), 0) > 0 ? 1 : 0;
-    busiest_gpu.push_back(*std::max_element(of_gpu.begin(), of_gpu.end()));
+    busiest_gpu.push_back(*std::ranges::max_element(of_gpu));
   }
   const double sum = std::accumulate(busiest_gpu.begin(), busiest_gpu.end(), 0.0);
   return Json{{"selections_per_gpu", double(tokens) * k / gpus},

@@ -48,8 +48,8 @@ double evaluate(const ConfigNode& node, const Answers& measured) {
     for (const std::string_view operation : operations) {
       if (!r.optional(operation)) continue;
       const std::vector<double> of = evaluate_all(r.child(operation), measured);
-      if (operation == "min") return *std::min_element(of.begin(), of.end());
-      if (operation == "max") return *std::max_element(of.begin(), of.end());
+      if (operation == "min") return *std::ranges::min_element(of);
+      if (operation == "max") return *std::ranges::max_element(of);
       double value = of.front();
       for (std::size_t i = 1; i < of.size(); ++i) {
         if (operation == "sum") value += of[i];

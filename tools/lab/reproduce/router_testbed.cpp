@@ -79,7 +79,7 @@ BfIoResult bfio_testbed(RequestRouter& router, const std::filesystem::path& requ
   const std::vector<RouterTestbed::Job> trace = read_jobs(requests);
   RouterTestbed bed(workers, slots, router);
   const auto ending = static_cast<std::size_t>(
-      std::count_if(trace.begin(), trace.end(), [](const auto& job) { return job.output > 0; }));
+      std::ranges::count_if(trace, [](const auto& job) { return job.output > 0; }));
   std::size_t revealed = 0;
   const auto fill = [&](double clock) {
     while (revealed < trace.size() && bed.pending() < std::size_t{4} * workers)
@@ -92,13 +92,13 @@ BfIoResult bfio_testbed(RequestRouter& router, const std::filesystem::path& requ
   fill(clock);
   while (bed.finished() < ending) {
     const std::vector<double> before = bed.loads();
-    const double step = c + t_length * *std::max_element(before.begin(), before.end());
+    const double step = c + t_length * *std::ranges::max_element(before);
     clock += step;
     sum_seconds += step;
     sum_tokens += static_cast<double>(bed.step());
     ++steps;
     const std::vector<double> after = bed.loads();
-    sum_imbalance += workers * *std::max_element(after.begin(), after.end()) -
+    sum_imbalance += workers * *std::ranges::max_element(after) -
                      std::accumulate(after.begin(), after.end(), 0.0);
     if (!fill(clock)) continue;
     last_assignment = steps;

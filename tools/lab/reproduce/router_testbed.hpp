@@ -61,7 +61,7 @@ class RouterTestbed {
         const auto rank = static_cast<std::size_t>(a.rank);
         on_[rank].push_back(shown[a.pending].id);
         kv_[rank] += shown[a.pending].prompt_tokens;
-        pending_.erase(std::find(pending_.begin(), pending_.end(), shown[a.pending].id));
+        pending_.erase(std::ranges::find(pending_, shown[a.pending].id));
       }
     }
     return before - pending_.size();

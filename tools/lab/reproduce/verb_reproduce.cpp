@@ -30,7 +30,7 @@ std::vector<std::filesystem::path> files_in(const std::filesystem::path& folder)
   if (files.empty()) {
     throw ConfigError(fmt::format("{}: no folder with figures in it", folder.string()));
   }
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   return files;
 }
 
@@ -68,8 +68,8 @@ std::string results(const std::vector<Reproduction>& figures, const std::filesys
 }
 
 bool verdicts_hold(const Reproduction& figure) {
-  return std::all_of(figure.rows.begin(), figure.rows.end(),
-                     [](const ReproducedRow& row) { return row.verdict == row.recorded; });
+  return std::ranges::all_of(figure.rows,
+                             [](const ReproducedRow& row) { return row.verdict == row.recorded; });
 }
 
 }  // namespace

@@ -200,8 +200,8 @@ RegimeStudy read_regime_study(const ConfigNode& file) {
       file.fail("has no steps; give \"sequences\", \"prompts\" or both");
     study.context = static_cast<int>(reader.integer("context"));
     study.samples = static_cast<int>(reader.integer("samples"));
-    const auto reference = std::find_if(study.policies.begin(), study.policies.end(),
-                                        [](const auto& policy) { return policy.first == "none"; });
+    const auto reference = std::ranges::find_if(
+        study.policies, [](const auto& policy) { return policy.first == "none"; });
     if (reference == study.policies.end())
       reader.child("policies").fail("needs \"none\", with which the others are compared");
     std::rotate(study.policies.begin(), reference, reference + 1);

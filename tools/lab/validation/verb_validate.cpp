@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <chrono>
 
@@ -223,7 +224,7 @@ int validate_points(const ValidateOptions& options) {
     std::ranges::move(read_points(file), std::back_inserter(points));
   const auto unwanted = [&](const MeasuredPoint& point) {
     const std::vector<std::string>& only = options.only;
-    return !only.empty() && std::find(only.begin(), only.end(), point.category) == only.end();
+    return !only.empty() && std::ranges::find(only, point.category) == only.end();
   };
   std::erase_if(points, unwanted);
   std::vector<ValidatedPoint> validated =
