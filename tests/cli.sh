@@ -582,7 +582,7 @@ refuses "contrasts of nothing" 'no two of 0 predicted runs .* differ in one thin
   fail "validate --contrasts"
 grep -Eq '^gpu +h100 against h200 +1 ' "$work/text" || fail "validate --contrasts: $(cat "$work/text")"
 grep -q '^gpu,H100-SXM-80GB,H200-SXM-141GB,h100,h200,0.83333,' "$work/pairs.csv" || fail "a line per pair: $(cat "$work/pairs.csv")"
-grep -q '^| gpt-oss-20b | h200 | trtllm, offline |' "$work/card.md" || fail "the scorecard: $(cat "$work/card.md")"
+grep -q '^|gpt-oss-20b|h200|trtllm, offline|' "$work/card.md" || fail "the scorecard: $(cat "$work/card.md")"
 
 # Interrupted, a run takes what it has not finished with it.
 python3 - "$moesim" "$config" "$work" <<'PY' || fail "an interrupted run"

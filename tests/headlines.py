@@ -54,7 +54,7 @@ def held_out():
     for line in table.splitlines():
         row = cells(line)
         if len(row) == 11 and row[1].isdigit():
-            rows[row[0]] = int(row[1]), *(percents(f"{row[i]} {row[i + 1]}") for i in (2, 5, 8))
+            rows[row[0]] = int(row[1]), *(percents(f"{row[i]} % {row[i + 1]} %") for i in (2, 5, 8))
     return rows
 
 

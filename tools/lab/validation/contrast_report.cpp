@@ -144,7 +144,7 @@ std::string to_text(const ContrastReport& report) {
 std::string markdown_table(const std::vector<std::vector<std::string>>& rows) {
   std::string text;
   for (const auto& row : rows) {
-    text += fmt::format("| {} |\n", fmt::join(row, " | "));
+    text += fmt::format("|{}|\n", fmt::join(row, "|"));
     if (&row == &rows.front()) {
       for (std::size_t i = 0; i < row.size(); ++i) text += "|---";
       text += "|\n";

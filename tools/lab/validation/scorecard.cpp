@@ -30,12 +30,12 @@ struct RunErrors {
   }
 };
 
-// Median, p90 and bias.
+// Median, p90 and bias, in percent.
 std::vector<std::string> cells_of(const std::vector<double>& errors) {
   if (errors.empty()) return {"-", "-", "-"};
-  return {fmt::format("{:.1f} %", median(absolute(errors))),
-          fmt::format("{:.1f} %", nearest_rank(absolute(errors), 0.9)),
-          fmt::format("{:+.1f} %", median(errors))};
+  return {fmt::format("{:.1f}", median(absolute(errors))),
+          fmt::format("{:.1f}", nearest_rank(absolute(errors), 0.9)),
+          fmt::format("{:+.1f}", median(errors))};
 }
 
 std::string engine_of_run(const ServingRun& run) {
@@ -56,7 +56,7 @@ Groups grouped(const std::vector<ServingRun>& runs, bool fitted, auto name_of) {
 // The worst median of tokens/s per GPU first.
 std::string error_table(Cells head, const Groups& groups) {
   for (const char* figure : {"tokens/s per GPU", "TPOT", "TTFT"})
-    head.insert(head.end(), {fmt::format("{}: median", figure), "p90", "bias"});
+    head.insert(head.end(), {fmt::format("{}: median, %", figure), "p90, %", "bias, %"});
   std::vector<std::pair<double, Cells>> rows;
   for (const auto& [name, errors] : groups) {
     Cells row = name;
