@@ -28,25 +28,23 @@ std::optional<Operands> stored_as(std::string_view precision) {
   return operands_of(table_name(precision));
 }
 
-constexpr double microseconds = 1e6;
-
 bool is_fitted(Evidence evidence) {
   return evidence == Evidence::calibrated || evidence == Evidence::measured ||
          evidence == Evidence::interpolated;
 }
 
-Prediction in_us(const Cost& cost) {
-  const auto name = resource_names[static_cast<std::size_t>(cost.bound)];
-  return {cost.time.count() * microseconds,
-          fmt::format("{}; {:.4g} GFLOP; {:.4g} MB", name, cost.work.flops.value() / 1e9,
-                      cost.work.hbm.value() / 1e6),
-          !is_fitted(cost.evidence),
-          cost.work.hbm.value(),
-          cost.work.flops.value(),
-          cost.evidence};
+Prediction in_us(Seconds time, Evidence evidence, std::string breakdown, double bytes,
+                 double flops = 0) {
+  return {time.count() * 1e6, std::move(breakdown), !is_fitted(evidence), bytes, flops, evidence};
 }
 
-// --- experts -------------------------------------------------------------------------------------
+Prediction in_us(const Cost& cost) {
+  const auto name = resource_names[static_cast<std::size_t>(cost.bound)];
+  return in_us(cost.time, cost.evidence,
+               fmt::format("{}; {:.4g} GFLOP; {:.4g} MB", name, cost.work.flops.value() / 1e9,
+                           cost.work.hbm.value() / 1e6),
+               cost.work.hbm.value(), cost.work.flops.value());
+}
 
 /// Weights that fit in 70 % of the L2 stay there when a benchmark repeats a kernel on them
 /// (RRZE-HPC/gpu-benches: resident up to about 28 of 40 MB on A100).
@@ -98,8 +96,6 @@ Draws draws_of(const MeasuredPoint& point, const ExpertShape& shape, const GpuSp
     draws.balanced = Draws::Balanced::even;
   return draws;
 }
-
-// --- attention -----------------------------------------------------------------------------------
 
 /// The number behind any of the names.
 double any_number(const std::string& text, std::initializer_list<const char*> names) {
@@ -200,8 +196,6 @@ Predicted dense_gemm(const MeasuredPoint& point, const GpuSpec& gpu) {
   return in_us(gemm(m, n, k, stored->weights, stored->activations, gpu));
 }
 
-// --- communication -------------------------------------------------------------------------------
-
 /// The cluster a collective was measured on. One NIC of 400 Gb/s per GPU between domains.
 ClusterSpec cluster_of(const MeasuredPoint& point, const GpuSpec& gpu,
                        const std::filesystem::path& root) {
@@ -218,13 +212,10 @@ ClusterSpec cluster_of(const MeasuredPoint& point, const GpuSpec& gpu,
 
 Prediction in_us(const CollectiveCost& cost, int gpus) {
   const auto name = resource_names[static_cast<std::size_t>(cost.bound)];
-  return {cost.time.count() * microseconds,
-          fmt::format("{}; NVLink {:.4g} MB; network {:.4g} MB", name, cost.nvlink.value() / 1e6,
-                      cost.network.value() / 1e6),
-          !is_fitted(cost.evidence),
-          cost.nvlink.value() / gpus,
-          0,
-          cost.evidence};
+  return in_us(cost.time, cost.evidence,
+               fmt::format("{}; NVLink {:.4g} MB; network {:.4g} MB", name,
+                           cost.nvlink.value() / 1e6, cost.network.value() / 1e6),
+               cost.nvlink.value() / gpus);
 }
 
 /// Expected bytes when a token travels once per domain, to the GPU of the same index there. From
@@ -244,45 +235,6 @@ TrafficMatrix hierarchical_traffic(int gpus, int domain, double tokens, int k, d
   }
   return traffic;
 }
-
-}  // namespace
-
-const GpuSpec& OperationPredictor::gpu(const std::string& file) {
-  const auto found = gpus_.find(file);
-  if (found != gpus_.end()) return found->second;
-  const auto path = root_ / "hardware/gpus" / (file + ".json");
-  return gpus_.emplace(file, read_gpu(ConfigNode::from_file(path))).first->second;
-}
-
-const GpuSpec& OperationPredictor::gpu_of(const std::string& name, const EngineVersion& engine,
-                                          const std::string& expert_kernel) {
-  const std::string key = name + " " + engine.name + " " + engine.version + " " + expert_kernel;
-  const auto found = engines_.find(key);
-  if (found != engines_.end()) return found->second;
-  const auto given = given_.find(name);
-  const GpuSpec& plain = given != given_.end() ? given->second : gpu(gpu_file(name));
-  KernelChoice kernels;
-  if (!expert_kernel.empty()) kernels["experts"] = expert_kernel;
-  return engines_.emplace(key, with_engine(plain, engine, kernels)).first->second;
-}
-
-Predicted OperationPredictor::predict(const MeasuredPoint& point) {
-  if (gpu_file(point.gpu).empty() && !given_.contains(point.gpu))
-    return Skipped{"no such GPU in hardware/gpus; name its file with --gpu"};
-  return predict(point,
-                 gpu_of(point.gpu, timed_engine(point), word_after(point.operation, "kernel=")));
-}
-
-Predicted OperationPredictor::predict(const MeasuredPoint& point, const GpuSpec& spec) const {
-  if (point.category == "moe_kernel") return expert_layer(point, spec);
-  if (point.category == "gemm") return dense_gemm(point, spec);
-  if (point.category.starts_with("attn_")) return attention(point, spec);
-  if (point.category == "collective") return collective(point, spec);
-  if (point.category == "moe_a2a") return token_exchange(point, spec);
-  return Skipped{"no model of this category"};
-}
-
-namespace {
 
 // Draws of a power law that EPLB has placed, as TensorRT-LLM's wide-EP tables time them:
 // "power_law_1.01_eplb".
@@ -379,16 +331,46 @@ std::optional<Prediction> exchange_table(const MeasuredPoint& point, const GpuSp
   const Kernel& kernel = *kernel_timed_by(point.category, point.operation);
   if (measured->evidence == Evidence::carried_over && gpu.collective(kernel).calibration)
     return std::nullopt;
-  const double bytes = point.batch * volume_of(call).nvlink;
-  return Prediction{measured->time.count() * microseconds,
-                    "table of DeepEP",
-                    !is_fitted(measured->evidence),
-                    bytes,
-                    0,
-                    measured->evidence};
+  return in_us(measured->time, measured->evidence, "table of DeepEP",
+               point.batch * volume_of(call).nvlink);
 }
 
 }  // namespace
+
+const GpuSpec& OperationPredictor::gpu(const std::string& file) {
+  const auto found = gpus_.find(file);
+  if (found != gpus_.end()) return found->second;
+  const auto path = root_ / "hardware/gpus" / (file + ".json");
+  return gpus_.emplace(file, read_gpu(ConfigNode::from_file(path))).first->second;
+}
+
+const GpuSpec& OperationPredictor::gpu_of(const std::string& name, const EngineVersion& engine,
+                                          const std::string& expert_kernel) {
+  const std::string key = name + " " + engine.name + " " + engine.version + " " + expert_kernel;
+  const auto found = engines_.find(key);
+  if (found != engines_.end()) return found->second;
+  const auto given = given_.find(name);
+  const GpuSpec& plain = given != given_.end() ? given->second : gpu(gpu_file(name));
+  KernelChoice kernels;
+  if (!expert_kernel.empty()) kernels["experts"] = expert_kernel;
+  return engines_.emplace(key, with_engine(plain, engine, kernels)).first->second;
+}
+
+Predicted OperationPredictor::predict(const MeasuredPoint& point) {
+  if (gpu_file(point.gpu).empty() && !given_.contains(point.gpu))
+    return Skipped{"no such GPU in hardware/gpus; name its file with --gpu"};
+  return predict(point,
+                 gpu_of(point.gpu, timed_engine(point), word_after(point.operation, "kernel=")));
+}
+
+Predicted OperationPredictor::predict(const MeasuredPoint& point, const GpuSpec& spec) const {
+  if (point.category == "moe_kernel") return expert_layer(point, spec);
+  if (point.category == "gemm") return dense_gemm(point, spec);
+  if (point.category.starts_with("attn_")) return attention(point, spec);
+  if (point.category == "collective") return collective(point, spec);
+  if (point.category == "moe_a2a") return token_exchange(point, spec);
+  return Skipped{"no model of this category"};
+}
 
 Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const GpuSpec& gpu) const {
   const auto shape = expert_shape(point);

@@ -112,8 +112,6 @@ OrderedJson metrics_of(const StoredPoint& point, const std::vector<std::string>&
   return metrics;
 }
 
-// ---- comparisons
-
 using Done = std::vector<const StoredPoint*>;
 
 // The only value that points with `chosen` at `by` have at `pointer`, or nothing.
@@ -197,8 +195,6 @@ OrderedJson compared_metrics_json() {
   return metrics;
 }
 
-// ---- the page
-
 // The objectives that all points share, in ms: what the page's limits begin with.
 OrderedJson limits_of(const Done& done) {
   OrderedJson limits = OrderedJson::object();
@@ -263,7 +259,72 @@ std::vector<ShownMetric> metrics_shown(const Done& done, const PageOptions& opti
   return shown;
 }
 
-// ---- what the page opens on
+const Json& config_in(const StoredPoint& point) {
+  static const Json none = Json::object();
+  const Json* config = find_value(point.report, std::string(config_in_report));
+  return config == nullptr ? none : *config;
+}
+
+OrderedJson heading_of(const StoredSweep& sweep, const PageOptions& options, const Pareto& curves,
+                       const Done& done) {
+  const Json* program = find_value(done.front()->report, "/context/moesim");
+  OrderedJson data{{"moesim", program != nullptr ? *program : Json()},
+                   {"store", options.store},
+                   {"title", curves.title},
+                   {"trust", trust_line(sweep)},
+                   {"limits", limits_of(done)},
+                   {"chosen", options.chosen},
+                   {"x", options.axes.x},
+                   {"y", options.axes.y}};
+  for (const ShownMetric& metric : metrics_shown(done, options, curves))
+    data["metrics"].push_back({{"pointer", metric.pointer},
+                               {"label", metric.label},
+                               {"unit", metric.unit},
+                               {"less", metric.less_is_better}});
+  data["parts"] = part_names;
+  data["axes"] = names_of(sweep.axes);
+  for (const auto& [key, names] :
+       {std::pair{"by", &curves.group_names}, std::pair{"settings", &curves.setting_names}}) {
+    data[key] = OrderedJson::array();
+    for (const std::string& name : *names) data[key].push_back(name_in_words(name));
+  }
+  data["commands_need_a_file"] =
+      options.base.empty() && !sweep.document.value("base", Json()).is_string();
+  return data;
+}
+
+// Finds single points that the page shows, those of the frontier first, as far as a page can hold.
+using PointAt = std::function<StoredPoint(const std::string& hash)>;
+void add_details(OrderedJson& data, const Pareto& curves, const Json& config,
+                 const PointAt& whole_point) {
+  std::size_t details = 0, cells = 0, left_out = 0, turns = 0;
+  for (const bool on_frontier : {true, false}) {
+    for (std::size_t i = 0; i < curves.points.size() && details < most_details; ++i) {
+      if (curves.points[i].on_frontier != on_frontier) continue;
+      ++details;
+      const StoredPoint point = whole_point(curves.points[i].config_hash);
+      OrderedJson& shown = data["points"][i];
+      shown["parts"] = parts_of(point);
+      shown["instances"] = instances_of(point);
+      shown["patch"] = Json::diff(config, config_in(point));
+      OrderedJson sessions = sessions_of(point);
+      if (!sessions.empty() && turns + turns_of(sessions) <= most_turns) {
+        turns += turns_of(sessions);
+        shown["sessions"] = std::move(sessions);
+      }
+      OrderedJson loads = loads_of(point);
+      if (loads.empty()) continue;
+      if (cells + cells_of(loads) > most_load_cells) {
+        ++left_out;
+        continue;
+      }
+      cells += cells_of(loads);
+      shown["loads"] = std::move(loads);
+    }
+  }
+  data["details_left_out"] = curves.points.size() - details;
+  data["loads_left_out"] = left_out;
+}
 
 std::size_t count_groups(const StoredSweep& sweep, const std::vector<std::string>& by) {
   std::set<std::vector<std::string>> groups;
@@ -354,77 +415,6 @@ std::vector<std::string> page_pointers(const PageOptions& options) {
   pointers.emplace_back(state_pointer);
   return pointers;
 }
-
-namespace {
-
-const Json& config_in(const StoredPoint& point) {
-  static const Json none = Json::object();
-  const Json* config = find_value(point.report, std::string(config_in_report));
-  return config == nullptr ? none : *config;
-}
-
-OrderedJson heading_of(const StoredSweep& sweep, const PageOptions& options, const Pareto& curves,
-                       const Done& done) {
-  const Json* program = find_value(done.front()->report, "/context/moesim");
-  OrderedJson data{{"moesim", program != nullptr ? *program : Json()},
-                   {"store", options.store},
-                   {"title", curves.title},
-                   {"trust", trust_line(sweep)},
-                   {"limits", limits_of(done)},
-                   {"chosen", options.chosen},
-                   {"x", options.axes.x},
-                   {"y", options.axes.y}};
-  for (const ShownMetric& metric : metrics_shown(done, options, curves))
-    data["metrics"].push_back({{"pointer", metric.pointer},
-                               {"label", metric.label},
-                               {"unit", metric.unit},
-                               {"less", metric.less_is_better}});
-  data["parts"] = part_names;
-  data["axes"] = names_of(sweep.axes);
-  for (const auto& [key, names] :
-       {std::pair{"by", &curves.group_names}, std::pair{"settings", &curves.setting_names}}) {
-    data[key] = OrderedJson::array();
-    for (const std::string& name : *names) data[key].push_back(name_in_words(name));
-  }
-  data["commands_need_a_file"] =
-      options.base.empty() && !sweep.document.value("base", Json()).is_string();
-  return data;
-}
-
-// Finds single points that the page shows, those of the frontier first, as far as a page can hold.
-using PointAt = std::function<StoredPoint(const std::string& hash)>;
-void add_details(OrderedJson& data, const Pareto& curves, const Json& config,
-                 const PointAt& whole_point) {
-  std::size_t details = 0, cells = 0, left_out = 0, turns = 0;
-  for (const bool on_frontier : {true, false}) {
-    for (std::size_t i = 0; i < curves.points.size() && details < most_details; ++i) {
-      if (curves.points[i].on_frontier != on_frontier) continue;
-      ++details;
-      const StoredPoint point = whole_point(curves.points[i].config_hash);
-      OrderedJson& shown = data["points"][i];
-      shown["parts"] = parts_of(point);
-      shown["instances"] = instances_of(point);
-      shown["patch"] = Json::diff(config, config_in(point));
-      OrderedJson sessions = sessions_of(point);
-      if (!sessions.empty() && turns + turns_of(sessions) <= most_turns) {
-        turns += turns_of(sessions);
-        shown["sessions"] = std::move(sessions);
-      }
-      OrderedJson loads = loads_of(point);
-      if (loads.empty()) continue;
-      if (cells + cells_of(loads) > most_load_cells) {
-        ++left_out;
-        continue;
-      }
-      cells += cells_of(loads);
-      shown["loads"] = std::move(loads);
-    }
-  }
-  data["details_left_out"] = curves.points.size() - details;
-  data["loads_left_out"] = left_out;
-}
-
-}  // namespace
 
 OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const ReportOf& report_of) {
   ParetoAxes axes = options.axes;
