@@ -239,10 +239,12 @@ class Simulation {
     return session->second;
   }
 
+  // A client counts from when it sends, before its request has passed the API server.
   void await(std::uint32_t id, const Patience& patience) {
     using Because = ClientLeaves::Because;
+    const Time sent = requests_[id].arrival;
     const auto leaves = [&](const std::optional<Duration>& after, Because because) {
-      if (after) queue_.schedule(queue_.now() + *after, ClientLeaves{id, because});
+      if (after) queue_.schedule(std::max(queue_.now(), sent + *after), ClientLeaves{id, because});
     };
     leaves(patience.first_token, Because::no_first_token);
     leaves(patience.whole, Because::not_finished);

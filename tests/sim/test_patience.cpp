@@ -22,7 +22,8 @@ std::int64_t in_state(const test::Served& report, State state) {
 
 double seconds(Duration duration) { return to_seconds(duration).count(); }
 
-// Half of the clients cancel, some time out; arrivals come faster than they are served.
+// Half of the clients cancel, some time out; arrivals come faster than they are served. Clients'
+// clocks run while the API server has their requests.
 Json hurried(std::uint64_t seed) {
   Rng rng(seed, "test/hurried");
   const auto pick = [&](std::initializer_list<const char*> names) {
@@ -32,6 +33,7 @@ Json hurried(std::uint64_t seed) {
           {"scheduling", {{"type", pick({"chunked_prefill", "prefill_first", "decode_only"})}}},
           {"request_routing", pick({"round_robin", "vllm", "least_kv", "bfio", "fast_phi", "br0"})},
           {"kv_cache", {{"prefix_caching", seed % 2 == 0}}},
+          {"api_server", {{"latency", "500 us"}}},
           {"workload",
            {{"arrivals", {{"type", "poisson"}, {"rate", "40000 /s"}, {"concurrency", nullptr}}},
             {"timeout", "12 ms"},
@@ -147,6 +149,16 @@ TEST_CASE("a time-out for the first token spares those who have it") {
   CHECK(in_state(report, State::finished) == 120);
   CHECK(in_state(test::serve(load_tiny({{"workload", {{"timeout", limit}}}})), State::timed_out) ==
         120);
+}
+
+TEST_CASE("a client that has left before the engine has its request leaves then") {
+  const test::Served report = test::serve(
+      load_tiny({{"api_server", {{"latency", "2 ms"}}}, {"workload", {{"timeout", "1 ms"}}}}));
+  REQUIRE(in_state(report, State::timed_out) == 120);
+  for (const RequestRecord& r : report.requests) {
+    REQUIRE_THAT(seconds(r.abandoned_at - r.arrival), WithinAbs(.002, 1e-9));
+    REQUIRE(r.generated == 0);
+  }
 }
 
 TEST_CASE("who times out misses every objective, who cancels counts for none") {
