@@ -145,6 +145,11 @@ TEST_CASE("counts that cannot be are refused, and figures that are none are said
   CHECK_THAT(refused(R"({"median_tpot_ms": 3})"), Contains("cannot be simulated"));
   CHECK_THAT(refused(R"({"mean_latency": 3})"), Contains("has no figure"));
   CHECK_THAT(refused("[1]"), Contains("has no figure"));
+  // As trtllm-bench --report_json writes it.
+  CHECK_THAT(refused(R"({"request_info": {"num_requests": 64, "avg_input_length": 128.0},
+                         "performance": {"request_throughput_req_s": 5.0},
+                         "streaming_metrics": {"avg_ttft_ms": 40.0, "avg_tpot_ms": 8.0}})"),
+             Contains("result.json: is a report of trtllm-bench") && Contains("--concurrency"));
   CHECK_THAT(remarks(vllm(R"({"mean_ttft_ms": 0, "median_ttft_ms": null})")),
              Contains("mean_ttft_ms, median_ttft_ms"));
   CHECK(only(vllm(R"({"median_tpot_ms": "12.5"})")).figures.at("median_tpot_ms") == 12.5);

@@ -444,6 +444,10 @@ bool is_flat(const Json& result) {
 // that a wrapper notes) are theirs too.
 void add_runs(const std::string& where, const Json& json, const Json& around,
               std::vector<BenchRun>& runs) {
+  if (json.is_object() && json.contains("request_info") && json.contains("performance"))
+    refuse(where,
+           "is a report of trtllm-bench, which does not say its --concurrency; give the file of "
+           "tensorrt_llm.serve.scripts.benchmark_serving --save-result");
   if (json.is_object() && (is_nested(json) || is_flat(json))) {
     Json result = json;
     for (const auto& item : around.items())
