@@ -176,9 +176,34 @@ TEST_CASE("failed and cancelled requests, and lengths and gaps of their own, are
                                 "input": {"conversation": {"turn": {"mean": 5}}}})")),
              Contains("turns of conversations"));
   CHECK_THAT(remarks(vllm(R"({"accept_length": 2.7})")), Contains("drafted, 2.7 tokens a step"));
+  // SGLang's --output-details: "failed" and "num_prompts" are not said, errors are.
+  Json detailed = Json::parse(vllm(R"({"errors": ["", "Timeout", "", "Refused"],
+                                       "output_lens": [128, 0, 128, 0]})"));
+  detailed.erase("failed");
+  detailed.erase("num_prompts");
+  CHECK_THAT(remarks(detailed.dump()),
+             Contains("2 requests failed") && !Contains("outputs had 0 to 128"));
+  CHECK_THAT(remarks(vllm(R"({"dataset_name": "generated-shared-prefix"})")),
+             Contains("prefixes in common (generated-shared-prefix)"));
+  CHECK_THAT(remarks(aiperf(R"({"loadgen": {"concurrency": 8},
+                                "input": {"prompt": {"prefix_prompt": {"length": 512}}}})")),
+             Contains("prefixes in common (prefix_prompt)"));
   CHECK_THAT(
       remarks(aiperf(R"({"loadgen": {"request_rate": 2, "request_rate_mode": "constant"}})")),
       Contains("equal gaps"));
+}
+
+TEST_CASE("gaps that vLLM's client counts by step are no figure of a run with drafts") {
+  const std::string gaps = R"({"mean_itl_ms": 21.0, "p99_itl_ms": 25.0)";
+  const BenchRun plain = only(vllm(gaps + "}"));
+  CHECK(plain.figures.at("mean_itl_ms") == 21);
+  const std::string drafting = vllm(gaps + R"(, "spec_decode_acceptance_length": 2.4})");
+  const BenchRun drafted = only(drafting);
+  CHECK(drafted.figures.size() == plain.figures.size() - 2);
+  CHECK(drafted.figures.at("mean_tpot_ms") == 12.5);
+  CHECK_THAT(remarks(drafting), Contains("ITL is left out"));
+  // SGLang's client shares the time of a step out among its tokens.
+  CHECK(only(vllm(gaps + R"(, "accept_length": 2.4})")).figures.at("mean_itl_ms") == 21);
 }
 
 TEST_CASE("appended results are a run each, by line, whatever the file is called") {

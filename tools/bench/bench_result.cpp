@@ -291,8 +291,9 @@ void remark_lengths(BenchRun& run, const Json& result) {
     const auto found = result.find(key);
     if (found == result.end() || !found->is_array() || found->empty()) continue;
     std::vector<double> tokens;
+    // Failed requests have an output of 0 tokens.
     for (const Json& length : *found)
-      if (const auto value = number_in(length)) tokens.push_back(*value);
+      if (const auto value = number_in(length); value && *value > 0) tokens.push_back(*value);
     if (tokens.empty()) continue;
     const auto [least, most] = std::ranges::minmax(tokens);
     if (least == most) continue;
@@ -301,6 +302,20 @@ void remark_lengths(BenchRun& run, const Json& result) {
   if (const auto least = number(result, "/random_range_ratio"); least && *least != 1)
     remark(run, "lengths were drawn (random_range_ratio {:.6g}); their means are simulated",
            *least);
+}
+
+void remark_prefixes(BenchRun& run, std::string_view said) {
+  remark(run, "prompts had prefixes in common ({}); those simulated have none", said);
+}
+
+// Number of requests that failed, where it is said or every request has its error, as with SGLang's
+// --output-details.
+double failed_of(const Json& result) {
+  if (const auto failed = number(result, "/failed")) return *failed;
+  const auto errors = result.find("errors");
+  if (errors == result.end() || !errors->is_array()) return 0;
+  return static_cast<double>(std::ranges::count_if(
+      *errors, [](const Json& error) { return error.is_string() && error != ""; }));
 }
 
 BenchRun of_bench_serve(const std::string& where, const Json& result) {
@@ -320,15 +335,23 @@ BenchRun of_bench_serve(const std::string& where, const Json& result) {
   }
   run.load = load_of_bench_serve(where, result);
   remark_load(run);
-  remark_failures(run, number(result, "/num_prompts"), number(result, "/failed").value_or(0),
-                  false);
+  remark_failures(run, number(result, "/num_prompts"), failed_of(result), false);
   remark_lengths(run, result);
+  if (const std::string dataset = text_at(result, "/dataset_name");
+      dataset == "generated-shared-prefix")
+    remark_prefixes(run, dataset);
   const auto drafted = first_of(result, {"/accept_length", "/spec_decode_acceptance_length"});
   if (drafted && *drafted > 1)
     remark(run,
            "the engine drafted, {:.3g} tokens a step on average; give the experiment "
            "\"speculative\" if it has none",
            *drafted);
+  // vLLM's client counts a gap for each step; the simulator counts one for each token, as SGLang's.
+  const bool by_step = number(result, "/spec_decode_acceptance_length").value_or(1) > 1;
+  if (by_step && std::erase_if(run.figures, [](const auto& figure) {
+                   return figure.first.find("_itl_") != figure.first.npos;
+                 }) > 0)
+    remark(run, "ITL is left out: vLLM's client counts one gap for all tokens of a step");
   remark_empty(run, std::move(empty));
   return run;
 }
@@ -410,6 +433,10 @@ BenchRun of_genai_perf(const std::string& where, const Json& result) {
   if (number(result, "/input_config/input/conversation/turn/mean").value_or(1) > 1)
     remark(run,
            "requests were turns of conversations; they are simulated as requests of their own");
+  if (first_of(result, {"/input_config/input/prompt/prefix_prompt/length",
+                        "/input_config/input/prefix_prompt/length"})
+          .value_or(0) > 0)
+    remark_prefixes(run, "prefix_prompt");
   for (const auto& [key, what] :
        {std::pair{"input_sequence_length", "prompts"}, {"output_sequence_length", "outputs"}}) {
     const auto least = number(result, fmt::format("/{}/min", key)),
