@@ -153,7 +153,7 @@ Json parse_written_json(std::string_view text) {
 }
 
 Json parse_json(std::string_view text) {
-  if (is_utf16(text)) throw ConfigError(utf16_refused);
+  if (const char* const why = unreadable(text)) throw ConfigError(why);
   if (!too_deep(text) && !is_json(text)) {
     const std::string plain = without_python_words(text);
     if (plain != text) return parse_json(plain);

@@ -14,10 +14,13 @@ constexpr std::uintmax_t largest_text = std::uintmax_t{1} << 30;
 /// not there is not refused here.
 void refuse_huge(const std::filesystem::path& file, std::string_view kind);
 
-/// True if a text begins with the byte order mark of UTF-16, as Windows' shells write files.
-constexpr bool is_utf16(std::string_view text) {
-  return text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF");
+/// Reason why bytes are no text that can be read, or nullptr. They begin with the byte order mark
+/// of UTF-16, as Windows' shells write files, or as gzip's do.
+constexpr const char* unreadable(std::string_view bytes) {
+  if (bytes.starts_with("\xFF\xFE") || bytes.starts_with("\xFE\xFF"))
+    return "is UTF-16; save it as UTF-8";
+  if (bytes.starts_with("\x1F\x8B\x08")) return "is compressed by gzip; unpack it with gunzip";
+  return nullptr;
 }
-constexpr const char* utf16_refused = "is UTF-16; save it as UTF-8";
 
 }  // namespace moesim

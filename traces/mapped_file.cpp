@@ -46,7 +46,7 @@ MappedFile::MappedFile(const std::filesystem::path& file) {
   if (mapped == MAP_FAILED) fail(fmt::format("cannot be mapped: {}", std::strerror(errno)));
   data_ = {static_cast<const std::byte*>(mapped),
            [mapped, size = size_](const std::byte*) { ::munmap(mapped, size); }};
-  if (is_utf16(text())) fail(utf16_refused);
+  if (const char* const why = unreadable(text())) fail(why);
   // A byte order mark, with which spreadsheets begin a text, is no part of it; no other format
   // that is read begins so.
   if (constexpr std::string_view mark = "\xEF\xBB\xBF"; text().starts_with(mark)) {

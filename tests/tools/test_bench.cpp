@@ -118,6 +118,7 @@ TEST_CASE("a load that a file does not say, or that is none, is refused by its p
        "fixed_schedule"},
       {vllm(R"({"request_rate": "trace"})"), "recorded times"},
       {"\xFF\xFE{}", "is UTF-16; save it as UTF-8"},
+      {"\x1F\x8B\x08{}", "is compressed by gzip; unpack it with gunzip"},
       {aiperf(R"({"loadgen": {"user_centric_rate": 3.0}})"), "user_centric"},
       {aiperf(R"({"phases": [{"name": "a", "kind": "profiling", "concurrency": 2},
                              {"name": "b", "kind": "profiling", "concurrency": 8}]})"),
@@ -129,6 +130,11 @@ TEST_CASE("a load that a file does not say, or that is none, is refused by its p
     CHECK_THAT(error, Contains("result.json: "));
     CHECK(error.find('\n') == error.npos);
   }
+}
+
+TEST_CASE("a table of figures is refused by the name of what has the load too") {
+  CHECK_THAT(config_error([] { read("Metric,avg\nRequest Latency (ms),1640\n", "result.csv"); }),
+             Contains("result.csv: is CSV; give the .json"));
 }
 
 TEST_CASE("counts that cannot be are refused, and figures that are none are said") {

@@ -472,6 +472,15 @@ TEST_CASE("the first line of a file is that which is not blank, with either end 
   CHECK(first(" \n").empty());
 }
 
+TEST_CASE("a compressed file is refused as one") {
+  const TemporaryFile file("requests.jsonl.gz", "\x1F\x8B\x08\x04{}");
+  CHECK_THAT(config_error([&] { read_request_trace(file.path()); }),
+             Catch::Matchers::EndsWith("requests.jsonl.gz: is compressed by gzip; unpack it with "
+                                       "gunzip"));
+  CHECK_THAT(config_error([&] { ConfigNode::from_file(file.path()); }),
+             Catch::Matchers::Contains("requests.jsonl.gz: is compressed by gzip"));
+}
+
 TEST_CASE("a file whose line has no end is refused before it fills memory") {
   const TemporaryFile zeros("requests.jsonl", "{}");
   std::filesystem::resize_file(zeros.path(), (std::uintmax_t{1} << 30) + 1);

@@ -547,6 +547,8 @@ std::string load_text(const BenchLoad& load) {
 std::vector<BenchRun> read_bench(const std::filesystem::path& file) {
   const MappedFile mapped(file);
   const std::string_view text = mapped.text();
+  if (file.extension() == ".csv")
+    refuse(file.string(), "is CSV; give the .json that AIPerf and genai-perf write with it");
   std::vector<BenchRun> runs;
   const auto parsed = [](const std::string& where, std::string_view results, const char* hint) {
     try {
