@@ -404,13 +404,22 @@ TEST_CASE("a trace of lengths that repeats has tokens of its own each time") {
 }
 
 TEST_CASE("recorded lengths repeat from the first under other arrivals") {
-  const TemporaryFile file("requests.txt", "prompt_tokens,output_tokens\n3992,454\n5151,1803\n");
-  const auto requests = all(workload(
-      R"({"arrivals": {"type": "constant", "rate": "1 /s"}, "requests": 3,
-          "lengths": {"type": "trace", "file": ")" +
-      file.path().string() + "\"}}"));
-  CHECK(requests[1].request.output_tokens == 1803);
-  CHECK(requests[2].request.prompt_tokens == 3992);
+  for (const char* text :
+       {"prompt_tokens,output_tokens\n3992,454\n5151,1803\n",
+        "{\"prompt_tokens\": 3992, \"output_tokens\": 454}\n"
+        "{\"prompt_tokens\": 5151, \"output_tokens\": 1803}\n",
+        "{\"input_length\": 3992, \"output_length\": 454, \"hash_ids\": [1, 2, 3, 4, 5, 6, 7, 8]}\n"
+        "{\"input_length\": 5151, \"output_length\": 1803}\n"}) {
+    const TemporaryFile file("requests.txt", text);
+    const auto requests = all(workload(
+        R"({"arrivals": {"type": "constant", "rate": "1 /s"}, "requests": 3,
+            "lengths": {"type": "trace", "file": ")" +
+        file.path().string() + "\"}}"));
+    CHECK(requests[1].request.output_tokens == 1803);
+    CHECK(requests[2].request.prompt_tokens == 3992);
+    CHECK_THAT(config_error([&] { workload(traced(file.path().string())); }),
+               Catch::Matchers::Contains("has lengths but no times"));
+  }
 }
 
 TEST_CASE("a malformed row is refused with its line number") {

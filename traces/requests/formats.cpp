@@ -146,6 +146,8 @@ constexpr std::array formats{
     Format{"moesim", Encoding::json_lines, "timestamp", parse_timestamp, "prompt_tokens",
            "output_tokens"},
     Format{"moesim", Encoding::csv, "timestamp", parse_timestamp, "prompt_tokens", "output_tokens"},
+    Format{"Mooncake lengths", Encoding::json_lines, "", nullptr, "input_length", "output_length"},
+    Format{"lengths", Encoding::json_lines, "", nullptr, "prompt_tokens", "output_tokens"},
     Format{"lengths", Encoding::csv, "", nullptr, "prompt_tokens", "output_tokens"},
 };
 
@@ -489,9 +491,10 @@ RowReader recognise_session_format(std::string_view first_line, std::int32_t id_
     throw ConfigError(
         fmt::format("has no column that says to which session a row belongs; known: {}",
                     join_names(session_columns)));
-  // Those with times first.
+  // Those with times first; a later row may have one where this one has none.
   for (const Format& format : formats) {
-    if (line.has_lengths_of(format) && line.has(format.time)) return line.reader(format, rows);
+    if (!format.time.empty() && line.has_lengths_of(format) && line.has(format.time))
+      return line.reader(format, rows);
   }
   for (const Format& format : formats) {
     if (line.has_lengths_of(format)) return line.reader(format, rows);
