@@ -99,6 +99,13 @@ TEST_CASE("plan asks for weights as stored, or in the precision that it is told"
   CHECK(asked("int4/bf16", "fp8", moe, true) ==
         Json{{"experts", "int4"}, {"attention", "bf16"}, {"kv_cache", "fp8"}});
   CHECK(asked("", "fp8", moe, true) == Json{{"kv_cache", "fp8"}});
+  // Values of vLLM's and SGLang's option of that name.
+  for (const char* fp8 : {"fp8_e4m3", "fp8_e5m2", "fp8_inc"})
+    CHECK(asked("", fp8, moe, true) == Json{{"kv_cache", "fp8"}});
+  for (const char* bf16 : {"bf16", "bfloat16", "float16"})
+    CHECK(asked("", bf16, moe, true) == Json{{"kv_cache", "bf16"}});
+  CHECK(asked("", "auto", moe, true).is_null());
+  CHECK_THROWS_WITH(asked("", "fp8_ds_mla", moe, true), Contains("\"fp8_ds_mla\""));
   CHECK_THROWS_WITH(asked("fp9", "", moe, true), Contains("--precision") && Contains("nvfp4"));
   CHECK_THROWS_WITH(asked("fp8/", "", moe, true), Contains("--precision"));
   CHECK_THROWS_WITH(asked("", "fp9", moe, true), Contains("--kv-cache-dtype"));

@@ -2,7 +2,10 @@
 #include "tools/cli/serving_question.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -81,6 +84,20 @@ Json gating_of(const ServingQuestion& question, const MoeModel& model) {
   return gating_of_family(model);
 }
 
+// A value of engines' own --kv-cache-dtype as the precision that has its size (CacheDType of
+// vllm/config/cache.py, and SGLang's server_args.py); others as they are.
+std::string_view named_by_engines(std::string_view dtype) {
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 5> names{
+      {{"fp8_e4m3", "fp8"},
+       {"fp8_e5m2", "fp8"},
+       {"fp8_inc", "fp8"},
+       {"bfloat16", "bf16"},
+       {"float16", "bf16"}}};
+  const auto* const found =
+      std::ranges::find(names, dtype, &std::pair<std::string_view, std::string_view>::first);
+  return found == names.end() ? dtype : found->second;
+}
+
 // The precisions that the question names; null where it leaves all to the model's files.
 Json precision_of(const ServingQuestion& question, const MoeModel& model,
                   const std::optional<StoredPrecision>& stored) {
@@ -96,7 +113,8 @@ Json precision_of(const ServingQuestion& question, const MoeModel& model,
     precision = of_option("--precision",
                           [&] { return precision_object(question.precision, model, stored); });
   }
-  if (const std::string& kv = question.kv_cache_dtype; !kv.empty()) {
+  const std::string_view kv = named_by_engines(question.kv_cache_dtype);
+  if (!kv.empty() && kv != "auto") {
     of_option("--kv-cache-dtype", [&] { return precision_named(kv); });
     precision["kv_cache"] = kv;
   }

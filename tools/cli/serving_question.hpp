@@ -27,7 +27,7 @@ struct ServingQuestion {
   /// "fp8", or "nvfp4/fp8": of the experts' weights, then of all others. Of one name of four bits
   /// the others of a model with experts stay as its files store them. Empty: all as stored.
   std::string precision;
-  std::string kv_cache_dtype;  ///< "fp8"; empty: as the engine does by default
+  std::string kv_cache_dtype;  ///< as engines name it; empty, "auto": their default
   std::string max_model_len;   ///< tokens of the longest request; empty: the model's positions
   std::string rate = "1 /s";
   std::uint64_t seed = 1;
