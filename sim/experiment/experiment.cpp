@@ -43,6 +43,18 @@ void check_anchor(Experiment& e) {
                   fmt::join(anchor.layouts, "; "), layout));
 }
 
+// Engines find prefixes again unless they are told not to: vLLM (enable_prefix_caching), SGLang
+// (its radix cache) and TensorRT-LLM (enable_block_reuse).
+void remark_on_prefixes(const PoolSpec& prompts, Experiment& e) {
+  if (prompts.prefix_caching || prompts.engine.empty() || prompts.model.keeps_state()) return;
+  const bool said = prompts.node.json().contains(Json::json_pointer("/kv_cache/prefix_caching"));
+  if (said || !prompts.workload.shares_prefixes()) return;
+  e.pools.front().remarks.push_back(
+      fmt::format("\"kv_cache\": prompts share prefixes, which are not cached; {} caches them by "
+                  "default: give \"prefix_caching\": true",
+                  prompts.engine));
+}
+
 }  // namespace
 
 Experiment deploy(const ExperimentSpec& spec, const Traces& traces) {
@@ -52,6 +64,7 @@ Experiment deploy(const ExperimentSpec& spec, const Traces& traces) {
     e.kv_link = KvLink{*spec.kv_link, Fabric(between(spec.pools.front(), spec.pools.back()))};
   e.roles = spec.roles;
   check_anchor(e);
+  remark_on_prefixes(spec.pools.front(), e);
   e.config = resolved_config(spec);
   if (!traces.remark.empty()) e.pools.front().remarks.push_back(traces.remark);
   return e;

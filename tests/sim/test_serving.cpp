@@ -76,6 +76,27 @@ TEST_CASE("an experiment with an engine runs, and its resolved config runs the s
   }
 }
 
+TEST_CASE("prefixes that an engine would cache by default, and the experiment does not, are said") {
+  const test::TemporaryFile file("requests.jsonl",
+                                 R"({"input_length": 20, "output_length": 30, "hash_ids": [1]})");
+  const Json recorded{{"type", "trace"}, {"file", file.path().string()}};
+  const auto said = [](Json json, const Json& lengths) {
+    json["workload"]["lengths"] = lengths;
+    return std::ranges::any_of(remarks_of(test::load(json)), [](const std::string& remark) {
+      return remark.find("prompts share prefixes") != std::string::npos;
+    });
+  };
+  const auto caching = [](const Json& value) {
+    return with_engine_named({{"name", "vllm"}}, {{"kv_cache", {{"prefix_caching", value}}}});
+  };
+  const Json plain = tiny_experiment({})["workload"]["lengths"];
+  CHECK(said(with_engine_named({{"name", "vllm"}}), recorded));
+  CHECK_FALSE(said(caching(true), recorded));
+  CHECK_FALSE(said(caching(false), recorded));  // who says so means it
+  CHECK_FALSE(said(with_engine_named({{"name", "vllm"}}), plain));
+  CHECK_FALSE(said(tiny_experiment({}), recorded));
+}
+
 TEST_CASE("rules of a recipe follow the workload, its date and the GPU") {
   const auto scheduling = [](const char* name, const char* date, const char* cluster,
                              const char* model, const char* experts) {

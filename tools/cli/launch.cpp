@@ -163,7 +163,9 @@ void note_common(const PoolSpec& pool, Notes& notes) {
     notes.push_back(
         fmt::format("requests of more than {} tokens; those of the load are shorter", most));
   if (!pool.prefix_caching)
-    notes.push_back("prefix caching; prompts of the load are taken to share no prefix");
+    notes.push_back(pool.workload.shares_prefixes()
+                        ? "prefix caching; the experiment has none, though prompts share prefixes"
+                        : "prefix caching; prompts of the load are taken to share no prefix");
   note("/capacity", pool.names.capacity, "dropless");
   note("/expert_memory", pool.names.expert_memory, "resident");
   if (!pool.kv_cache.tiers.empty())

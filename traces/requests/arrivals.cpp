@@ -323,6 +323,10 @@ class Recorded final : public Arrivals {
       return timed[static_cast<std::size_t>(index)].request;
     }
     std::span<const std::string> classes() const override { return of_file.names(); }
+    bool has_ids() const override {
+      return std::ranges::any_of(
+          timed, [](const TimedRequest& one) { return one.request.prompt_ids != nullptr; });
+    }
   };
   class Source final : public Numbered {
    public:

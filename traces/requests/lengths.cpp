@@ -123,6 +123,10 @@ class FromTrace final : public Lengths {
     return request;
   }
   std::span<const std::string> classes() const override { return trace_.classes.names(); }
+  bool has_ids() const override {
+    return std::ranges::any_of(trace_.rows,
+                               [](const auto& row) { return row.request.prompt_ids != nullptr; });
+  }
 
  private:
   RequestTrace trace_;

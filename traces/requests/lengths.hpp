@@ -26,6 +26,8 @@ class Lengths {
   /// Names of the classes that recorded requests are of; none: no file says so. A row without a
   /// class among others that have one is of class "".
   virtual std::span<const std::string> classes() const { return {}; }
+  /// True if ids of tokens were recorded, so that prompts may begin with those of others.
+  virtual bool has_ids() const { return false; }
 };
 
 /// The table: fixed, uniform, lognormal, trace.

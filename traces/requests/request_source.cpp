@@ -92,6 +92,8 @@ std::int64_t RequestWorkload::longest() const {
   return std::int64_t{request.prompt_tokens} + request.output_tokens;
 }
 
+bool RequestWorkload::shares_prefixes() const { return sessions != nullptr || lengths->has_ids(); }
+
 std::unique_ptr<RequestSource> RequestWorkload::make(std::uint64_t seed, int dp_ranks) const {
   const SourceStart start{lengths, requests, seed, dp_ranks};
   if (sessions) return start_sessions(*sessions, *arrivals, start);

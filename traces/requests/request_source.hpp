@@ -141,6 +141,8 @@ struct RequestWorkload {
 
   /// Tokens of the longest prompt and the longest output together; 0: unbounded or recorded.
   std::int64_t longest() const;
+  /// True if prompts may begin with tokens of requests before them.
+  bool shares_prefixes() const;
   /// The same seed gives the same requests. `dp_ranks` is what "concurrency_per_rank" counts.
   std::unique_ptr<RequestSource> make(std::uint64_t seed, int dp_ranks) const;
 };

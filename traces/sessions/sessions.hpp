@@ -65,8 +65,6 @@ class Sessions : public Lengths {
   virtual std::shared_ptr<const Arrivals> recorded_starts() const { return nullptr; }
   /// Turns of all agents of all recorded sessions; 0: they are not recorded.
   virtual std::int64_t recorded_turns() const { return 0; }
-  /// True if ids of tokens were recorded.
-  virtual bool has_ids() const { return false; }
   /// True if gaps count from the turn before, its service included; else from its reply.
   virtual bool gaps_from_starts() const { return false; }
   /// SessionRules::shared_prefix as recorded.
