@@ -526,6 +526,7 @@ TEST_CASE("all turns of a recorded session are of the class of its first row") {
   row("b", R"(, "class": "slow")");
   const test::TemporaryFile file("sessions.jsonl", lines);
   Json set = recorded_classes(file, {{{"name", "slow"}}, {{"name", "fast"}}}, "sessions");
+  set["workload"]["sessions"]["row_tokens"] = "whole";
   set["workload"]["arrivals"] = nullptr;
   const test::Served served = test::serve(load_tiny(set));
   REQUIRE(served.requests.size() == 4);

@@ -945,6 +945,41 @@ TEST_CASE("a key twice in the first line of a file of sessions is said with its 
   }
 }
 
+TEST_CASE("rows say whole prompts or what turns add, and which where none holds the turn before") {
+  // As AIPerf takes them.
+  const TemporaryFile file(
+      "sessions.jsonl",
+      "{\"session_id\": \"a\", \"input_length\": 300, \"output_length\": 40}\n"
+      "{\"session_id\": \"a\", \"input_length\": 150, \"output_length\": 20, \"delay\": 500}\n"
+      "{\"session_id\": \"a\", \"input_length\": 10, \"output_length\": 20, \"delay\": 500}\n");
+  CHECK(read_session_file(file.path(), 512).none_continues);
+  const auto prompts = [&](const Json& sessions) {
+    const auto requests =
+        served(workload(recorded(file, {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}},
+                                        {"sessions", sessions}})),
+               1);
+    std::vector<std::pair<int, int>> tokens;  // of the prompt; of those known
+    for (const TimedRequest& one : requests)
+      tokens.emplace_back(one.request.prompt_tokens, one.request.turn->known_tokens);
+    return tokens;
+  };
+  using Tokens = std::vector<std::pair<int, int>>;
+  CHECK_THAT(config_error([&] { prompts(Json::object()); }),
+             Contains("/sessions/file: no later prompt is as long") && Contains("\"row_tokens\""));
+  CHECK(prompts({{"row_tokens", "whole"}}) == Tokens{{300, 0}, {150, 0}, {10, 0}});
+  // 300 + 40 + 150; 490 + 20 + 10. The last token of a reply is not computed.
+  CHECK(prompts({{"row_tokens", "added"}, {"reuse_output", true}}) ==
+        Tokens{{300, 0}, {490, 339}, {520, 509}});
+  CHECK(prompts({{"row_tokens", "added"}}) == Tokens{{300, 0}, {490, 300}, {520, 490}});
+  const TemporaryFile named(
+      "sessions.jsonl",
+      "{\"session_id\": 1, \"input_length\": 9, \"output_length\": 4, \"hash_ids\": [1]}\n"
+      "{\"session_id\": 1, \"input_length\": 9, \"output_length\": 4, \"hash_ids\": [2]}\n");
+  CHECK_FALSE(read_session_file(named.path(), 512).none_continues);
+  CHECK_THAT(config_error([&] { read_session_file(named.path(), 512, RowTokens::added); }),
+             Contains(":2: has hash_ids"));
+}
+
 TEST_CASE("a file may say how many tokens all of its sessions begin with") {
   const TemporaryFile file("sessions.csv",
                            "session,turn,prompt_tokens,output_tokens,shared_prefix\n"

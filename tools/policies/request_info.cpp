@@ -176,6 +176,7 @@ OrderedJson sessions_json(const SessionFile& file, std::int32_t id_block,
                    {"agents_left_out", file.agents_left_out},
                    {"requests", prompts.size()},
                    {"gaps_from", file.has_starts && !file.has_gaps ? "start" : "end"}};
+  if (file.none_continues) json["none_continues"] = true;
   json["turns"] = to_json(summarize(turns));
   json["first_prompt_tokens"] = to_json(summarize(first));
   json["last_prompt_tokens"] = to_json(summarize(last));
@@ -219,6 +220,10 @@ std::string request_info_text(const OrderedJson& info) {
   if (info.value("agents_left_out", 0) > 0)
     text += fmt::format("{} agents are left out: no turn above them can have started them\n\n",
                         info["agents_left_out"].get<std::int64_t>());
+  if (info.value("none_continues", false))
+    text +=
+        "no later prompt is as long as the turn before it and its reply; experiments must say "
+        "\"row_tokens\"\n\n";
   constexpr std::pair<std::string_view, std::string_view> rows[] = {
       {"turns", "turns of an agent"},
       {"first_prompt_tokens", "tokens of the first prompt"},

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <chrono>
 #include <functional>
 #include <numeric>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,12 +14,22 @@ namespace moesim {
 
 namespace {
 
+// In the order of RowTokens.
+constexpr std::array<std::string_view, 2> row_tokens_names{"whole", "added"};
+
 std::span<const Key> keys_of_file() {
   static constexpr Key keys[] = {
       {"file", form::file, required,
        "a request trace with a column session_id, or a session in each line"},
-      {"id_block", form::integer(1, 1 << 20), "512", "tokens that one of the hash_ids covers"}};
+      {"id_block", form::integer(1, 1 << 20), "512", "tokens that one of the hash_ids covers"},
+      {"row_tokens", form::choice(row_tokens_names), unset("whole"),
+       "prompt tokens of a row: of the whole prompt, or those that its turn adds (AIPerf)"}};
   return keys;
+}
+
+RowTokens read_row_tokens(ConfigReader& options) {
+  return options.optional("row_tokens") ? static_cast<RowTokens>(options.choice("row_tokens"))
+                                        : RowTokens::whole;
 }
 
 // The sessions of a file in turn; past the last from the first again, as sessions of others.
@@ -25,7 +37,13 @@ class RecordedSessions final : public Sessions {
  public:
   explicit RecordedSessions(ConfigReader& options)
       : file_(read_session_file(options.path("file"),
-                                static_cast<std::int32_t>(options.integer("id_block")))) {}
+                                static_cast<std::int32_t>(options.integer("id_block")),
+                                read_row_tokens(options))) {
+    if (file_.none_continues && !options.has("row_tokens"))
+      options.child("file").fail(
+          "no later prompt is as long as the turn before it and its reply; give \"row_tokens\": "
+          "\"added\" if rows have what a turn adds (AIPerf), else \"whole\"");
+  }
 
   Request request(std::int64_t index, Rng&) const override {
     const NextTurn first = replayed(index, 0);

@@ -38,6 +38,7 @@ namespace {
 // Puts the rows of a file together to sessions.
 class Assembly {
  public:
+  explicit Assembly(RowTokens tokens) : tokens_(tokens) {}
   void add(const RecordedRow& row) {
     // A row that names none is a session by itself.
     std::size_t number = file_.sessions.size();
@@ -52,7 +53,7 @@ class Assembly {
     NextTurn turn{.prompt_tokens = request.prompt_tokens,
                   .output_tokens = request.output_tokens,
                   .ids = request.prompt_ids};
-    if (!session.turns.empty()) turn.kept = kept_of(session.turns.back(), turn);
+    if (!session.turns.empty()) follow(session.turns.back(), turn);
     wait(number, row);
     between_starts_[number].push_back(row.has_time ? since_last(session, row.time) : Seconds{});
     if (row.gap) turn.gap = *row.gap;
@@ -83,6 +84,7 @@ class Assembly {
   SessionFile finish() && {
     if (!file_.has_gaps) take_gaps_from_starts();
     make_children();
+    file_.none_continues = later_ > 0 && continuing_ == 0;
     file_.has_starts = std::ranges::all_of(
         file_.sessions, [](const RecordedSession& session) { return session.start.has_value(); });
     if (file_.has_starts) std::ranges::stable_sort(file_.sessions, {}, &RecordedSession::start);
@@ -90,6 +92,24 @@ class Assembly {
   }
 
  private:
+  // Says with how much of the turn before a later one begins.
+  void follow(const NextTurn& before, NextTurn& turn) {
+    const std::int64_t context = before.prompt_tokens + before.output_tokens;
+    ++later_;
+    continuing_ += turn.ids || turn.prompt_tokens >= context ? 1 : 0;
+    if (tokens_ == RowTokens::whole) {
+      turn.kept = kept_of(before, turn);
+      return;
+    }
+    if (turn.ids)
+      throw ConfigError("has hash_ids, which are of whole prompts; drop \"row_tokens\"");
+    constexpr std::int64_t most = 1'000'000'000;
+    turn.prompt_tokens += context;
+    turn.kept = context;
+    if (turn.prompt_tokens > most)
+      throw ConfigError(fmt::format("its session has grown to more than {} tokens", most));
+  }
+
   // A turn that others wait for.
   struct Place {
     std::size_t session, turn;
@@ -192,6 +212,8 @@ class Assembly {
     }
   }
 
+  RowTokens tokens_;
+  std::int64_t later_ = 0, continuing_ = 0;  // turns of rows behind the first of their session
   SessionFile file_;
   std::unordered_map<std::string, std::size_t> number_of_;
   std::unordered_map<std::string, Place> place_of_;  // by the id of a request
@@ -228,8 +250,9 @@ bool is_session_file(const std::filesystem::path& path) {
   }
 }
 
-SessionFile read_session_file(const std::filesystem::path& path, std::int32_t id_block_tokens) {
-  Assembly assembly;
+SessionFile read_session_file(const std::filesystem::path& path, std::int32_t id_block_tokens,
+                              RowTokens tokens) {
+  Assembly assembly(tokens);
   const LinesAre form = form_of(first_line(path));
   std::optional<RowReader> reader;
   bool from_subagents = false;

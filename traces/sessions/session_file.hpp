@@ -32,13 +32,20 @@ struct SessionFile {
   std::int64_t agents_left_out = 0;       ///< see read_agent_run()
   std::int64_t shared_prefix = 0;         ///< SessionRules::shared_prefix
   RecordedClasses classes{};              ///< named by the rows of a request trace
+  /// There are later rows, and no prompt of theirs holds the turn before and its reply.
+  bool none_continues = false;
 };
+
+/// Prompt tokens of a row: of the whole prompt (Dynamo, Bailian), or of what the turn adds to all
+/// that was said before (AIPerf, Dynamo's mooncake-delta).
+enum class RowTokens { whole, added };
 
 /// Reads sessions. The form is recognised by the first line. It is a request trace whose rows say
 /// to which session they belong (recognise_session_format()), or in each line a chain
 /// (read_chain()) or a run of agents (read_agent_run()). Throws ConfigError with the line number at
 /// a row that is malformed, or sent before the turn above it.
-SessionFile read_session_file(const std::filesystem::path&, std::int32_t id_block_tokens);
+SessionFile read_session_file(const std::filesystem::path&, std::int32_t id_block_tokens,
+                              RowTokens = RowTokens::whole);
 
 /// True if the first line of a file says that it holds sessions in one of these forms; else its
 /// lines may be single requests. Throws ConfigError if it cannot be read.
