@@ -27,13 +27,14 @@ def run(*arguments):
     return subprocess.run([moesim, *map(str, arguments)], capture_output=True, text=True)
 
 
-def measured(work, experiment, load):
-    """What became of every request of a run."""
+def measured(work, experiment, load, rescaled=False):
+    """What became of every request of a run; rescaled: at a rate, with gaps as vLLM's client scales them."""
     in_flight, rate, requests = load
     experiment = json.loads(json.dumps(experiment))
     arrivals = {"type": "closed_loop", "concurrency": in_flight}
     if rate:
-        arrivals = {"type": "poisson", "rate": f"{rate} /s", **({"max_concurrency": in_flight} if in_flight else {})}
+        arrivals = {"type": "poisson", "rate": f"{rate} /s", **({"max_concurrency": in_flight} if in_flight else {}),
+                    **({"rescaled": True} if rescaled else {})}
     experiment["workload"].update(arrivals=arrivals, requests=requests,
                                   lengths={"type": "fixed", "prompt": PROMPT, "output": OUTPUT})
     (work / "loaded.json").write_text(json.dumps(experiment))
@@ -112,8 +113,9 @@ FORMS = {"vllm.json": vllm, "sglang.jsonl": sglang, "genai_perf.json": genai_per
 
 def against_itself(work, config, experiment):
     for name, load in LOADS.items():
-        rows = measured(work, experiment, load)
+        by_client = {rescaled: measured(work, experiment, load, rescaled) for rescaled in {False, bool(load[1])}}
         for form, write in FORMS.items():
+            rows = by_client[write is vllm and bool(load[1])]
             # AIPerf's schedule waits for a place, the run's does not.
             if load[0] and load[1] and write in (genai_perf, aiperf):
                 continue
@@ -143,7 +145,7 @@ def anchors(work, config, experiment):
     loops = [(8, None, 64), (64, None, 256)]
     files = {}
     for load in rates + loops:
-        rows = measured(work, {**experiment, "anchor": slower(SLOWER)}, load)
+        rows = measured(work, {**experiment, "anchor": slower(SLOWER)}, load, rescaled=True)
         files[load] = work / f"{len(files)}.json"
         files[load].write_text(json.dumps(vllm(rows, load)))
     for chosen in [[load] for load in rates] + [rates, loops + rates[2:], loops + rates]:

@@ -102,6 +102,21 @@ TEST_CASE("a load is read wherever a benchmark writes it, as a number or a text"
   CHECK(load_text(read("[" + even + "," + endless + "]")[1].load) == "all requests at once");
 }
 
+TEST_CASE("gaps are simulated as the client that was measured spaced them") {
+  const auto rescaled = [](const std::string& text) {
+    return under_load_of(only(text), {{"workload", Json::object()}})
+        .at("workload")
+        .at("arrivals")
+        .value("rescaled", false);
+  };
+  const std::string rate = R"({"max_concurrency": null, "request_rate": 20})";
+  CHECK(rescaled(vllm(rate)));
+  Json sglang = Json::parse(vllm(rate));
+  sglang.erase("burstiness");
+  CHECK_FALSE(rescaled(sglang.dump()));
+  CHECK_FALSE(rescaled(aiperf(R"({"loadgen": {"request_rate": 20.0}})")));
+}
+
 TEST_CASE("a load that a file does not say, or that is none, is refused by its place") {
   const std::vector<std::pair<std::string, std::string>> wrong{
       {vllm(R"({"max_concurrency": null, "request_rate": null})"), "does not say its load"},

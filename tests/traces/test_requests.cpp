@@ -240,6 +240,30 @@ TEST_CASE("a limit that is never reached changes no arrival") {
   for (std::size_t i = 0; i < free.size(); ++i) CHECK(capped[i].arrival == free[i].arrival);
 }
 
+TEST_CASE("rescaled gaps end at requests / rate, and keep their proportions") {
+  const auto seconds = [](const TimedRequest& one) {
+    return to_seconds(one.arrival - Time{}).count();
+  };
+  for (const std::string shape :
+       {R"("poisson")", R"("gamma", "burstiness": 0.5)", R"("constant")"}) {
+    const std::string arrivals = R"({"type": )" + shape + R"(, "rate": "50 /s")";
+    for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+      const auto drawn = all(workload(rated(arrivals + "}", 500)), seed);
+      const auto scaled = all(workload(rated(arrivals + R"(, "rescaled": true})", 500)), seed);
+      REQUIRE(scaled.size() == 500);
+      for (std::size_t i = 0; i < 500; ++i)
+        REQUIRE_THAT(seconds(scaled[i]),
+                     WithinAbs(10 * seconds(drawn[i]) / seconds(drawn.back()), 1e-8));
+    }
+  }
+  CHECK_THAT(config_error([] {
+               workload(rated(R"({"type": "poisson", "rescaled": true, "rate":
+                                  [{"rate": "5 /s", "until": "1 s"}, {"rate": "2 /s"}]})",
+                              5));
+             }),
+             Catch::Matchers::Contains("/arrivals/rescaled: needs one rate"));
+}
+
 TEST_CASE("requests that leave move no arrival where places are free, whenever a source is asked") {
   const auto at = [](double seconds) { return Time(to_duration(Seconds(seconds))); };
   const auto limit = GENERATE(as<std::string>{}, "", R"(, "max_concurrency": 1000000)");

@@ -107,6 +107,8 @@ BenchLoad load_of_bench_serve(const std::string& where, const Json& result) {
     load.gaps = *burst < even ? BenchLoad::Gaps::gamma : BenchLoad::Gaps::constant;
     if (*burst < even) load.burstiness = *burst;
   }
+  // vLLM's client, and copies of it, scale the gaps that they have drawn; SGLang's does not.
+  load.rescaled = result.contains("burstiness");
   return load;
 }
 
@@ -580,6 +582,7 @@ Json under_load_of(const BenchRun& run, Json experiment, bool bare) {
     Json arrivals{{"type", types[static_cast<std::size_t>(load.gaps)]},
                   {"rate", fmt::format("{} /s", *load.rate)}};
     if (load.gaps == BenchLoad::Gaps::gamma) arrivals["burstiness"] = load.burstiness;
+    if (load.rescaled) arrivals["rescaled"] = true;
     if (load.in_flight) {
       arrivals["max_concurrency"] = *load.in_flight;
       arrivals["catch_up"] = load.catches_up;

@@ -19,6 +19,7 @@ struct BenchLoad {
   Gaps gaps = Gaps::poisson;                ///< of a rate
   double burstiness = 1;                    ///< of gamma gaps
   bool catches_up = true;                   ///< requests that a limit held back follow at once
+  bool rescaled = false;                    ///< gaps add up to requests / rate
 };
 
 /// A run of an engine's benchmark, whoever wrote it: figures by the names of a report's metrics

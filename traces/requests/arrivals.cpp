@@ -39,8 +39,11 @@ constexpr Key cap_key{"max_concurrency", form::integer(positive_count), unset("n
 constexpr Key catch_up_key{"catch_up", form::flag, "true",
                            "waiting requests follow at once (vLLM, SGLang); false: as AIPerf"};
 
+constexpr Key rescaled_key{"rescaled", form::flag, "false",
+                           "gaps are scaled: the last request comes at requests / rate (vLLM)"};
+
 std::span<const Key> rated_keys() {
-  static constexpr Key keys[] = {rate_key, cap_key, catch_up_key};
+  static constexpr Key keys[] = {rate_key, cap_key, catch_up_key, rescaled_key};
   return keys;
 }
 
@@ -51,7 +54,8 @@ std::span<const Key> gamma_keys() {
        "coefficient of variation of the gaps; or ..."},
       {"burstiness", form::number(1e-4, 1e6), unset("cv"), "... 1/cv^2, as vLLM's bench"},
       cap_key,
-      catch_up_key};
+      catch_up_key,
+      rescaled_key};
   return keys;
 }
 
@@ -209,6 +213,9 @@ class Rated final : public Arrivals {
  public:
   explicit Rated(ConfigReader& options) : shape_(options), rate_(options.child("rate")) {
     if (options.optional("max_concurrency")) cap_ = options.integer("max_concurrency");
+    if (options.optional("rescaled")) rescaled_ = options.flag("rescaled");
+    if (rescaled_ && rate_.only_rate() == 0)
+      options.child("rescaled").fail("needs one rate, not a schedule");
     if (!options.optional("catch_up")) return;
     if (cap_ == 0) options.child("catch_up").fail("needs \"max_concurrency\"");
     catch_up_ = options.flag("catch_up");
@@ -221,10 +228,20 @@ class Rated final : public Arrivals {
   bool closed() const override { return cap_ > 0; }
 
  private:
+  // Factor with which so many gaps, drawn from here on, add up to as many mean ones.
+  double scale_of(Rng draws, std::int64_t gaps) const {
+    double sum = 0;
+    for (std::int64_t i = 0; rescaled_ && i < gaps; ++i) sum += shape_.gap(draws);
+    return sum > 0 ? static_cast<double>(gaps) / sum : 1;
+  }
+
   class Source final : public Numbered {
    public:
     Source(const SourceStart& start, const Rated& of)
-        : Numbered(start), rng_(start.seed, "arrivals"), of_(of) {}
+        : Numbered(start),
+          rng_(start.seed, "arrivals"),
+          of_(of),
+          scale_(of.scale_of(rng_, start.requests)) {}
     std::optional<TimedRequest> next() override {
       if (ended()) return std::nullopt;
       Time freed{};
@@ -233,7 +250,7 @@ class Rated final : public Arrivals {
         freed = freed_.front();
         freed_.pop_front();
       }
-      now_ = of_.rate_.after(now_, of_.shape_.gap(rng_));
+      now_ = of_.rate_.after(now_, of_.shape_.gap(rng_) * scale_);
       const Time at = std::max(now_, freed);
       if (!of_.catch_up_) now_ = at;
       return send(at);
@@ -246,6 +263,7 @@ class Rated final : public Arrivals {
    private:
     Rng rng_;
     Rated of_;
+    double scale_;            ///< of gaps
     std::deque<Time> freed_;  ///< since when each place is free that nobody has taken again
     Time now_{};
   };
@@ -253,7 +271,7 @@ class Rated final : public Arrivals {
   Shape shape_;
   RateSchedule rate_;
   std::int64_t cap_ = 0;  ///< 0: no limit
-  bool catch_up_ = true;
+  bool catch_up_ = true, rescaled_ = false;
 };
 
 struct ConstantGap {
