@@ -156,6 +156,10 @@ refuses_line 'batch 1:/ranks: no rank has a new token' '{"ranks":[{},{},{},{},{}
 refuses_line 'batch 1:/ranks/0: has other keys' "${step/context/past}"
 refuses_line 'batch 1:/ranks/0: "new" and "context" must have' "${step/90,0/90}"
 refuses_line 'batch 1:/ranks/0/new/1: expected a whole number from 1' "${step/512/5.5}"
+code=0
+printf '%s\n%s\n{\n%s\n' "$step" "$step" "$step" | "$moesim" price "$config" >"$work/out" 2>"$work/err" || code=$?
+((code == 2)) && cmp "$work/out" "$work/priced" && grep -q 'batch 3:/: is not JSON' "$work/err" ||
+  fail "price: the lines before a wrong one: exit $code: $(cat "$work/out" "$work/err")"
 refuses "price: a socket in no folder" 'none/s: No such file or directory; name a path' price "$config" --socket "$work/none/s"
 "$moesim" explain configs/agent_sessions_tiers.json --step prefill --samples 1 2>/dev/null |
   grep -q 'tier host: a load of 1,024 tokens takes 1.880 ms' || fail "explain: no time of a load from a tier"

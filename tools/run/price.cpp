@@ -208,7 +208,13 @@ void answer_lines(int descriptor, const std::function<std::string(std::string_vi
     std::size_t begin = 0;
     for (std::size_t end; (end = lines.find('\n', begin)) != lines.npos; begin = end + 1) {
       const std::string_view line(lines.data() + begin, end - begin);
-      if (line.find_first_not_of(" \t\r") != line.npos) answers += answer(line);
+      if (line.find_first_not_of(" \t\r") == line.npos) continue;
+      try {
+        answers += answer(line);
+      } catch (...) {
+        send(answers);  // to the lines before
+        throw;
+      }
     }
     lines.erase(0, begin);
     if (!send(answers) || size <= 0) return;
