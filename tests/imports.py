@@ -241,6 +241,19 @@ def sglang(work, trace, tags):
             done = run("place", "--policy", "eplb", "--load", out / "expert_counts.npy", "--gpus", 8, "-o", work / "p.json")
             check(done.returncode == 0, f"{name}: place --load: {done.stderr}")
 
+    # With DeepEP each of two ranks counts its own slots: one file lacks experts, both have all of the whole's.
+    _, out = import_as("sglang", work, [work / "per_pass.pt"])
+    whole = (out / "expert_counts.npy").read_bytes()
+    for rank in (0, 1):
+        own = [one | {"rank": rank, "global_physical_count": Tensor((LAYERS, slots), [
+            tokens if (i % slots >= slots // 2) == (rank == 1) else 0
+            for i, tokens in enumerate(one["global_physical_count"].storage.values)])} for one in counted]
+        save_torch(work / f"rank_{rank}.pt", {"records": own, "last_physical_to_logical_map": placed})
+    for ranks in ([0], [1], [0, 1]):
+        done, out = import_as("sglang", work, [work / f"rank_{rank}.pt" for rank in ranks])
+        check(("give the files of all ranks" in done.stdout) == (len(ranks) == 1), f"counts of ranks {ranks}: {done.stdout}")
+    check((out / "expert_counts.npy").read_bytes() == whole, "the counts of two ranks are not those of both")
+
     loads = []
     for load in (work / "stat.pt", work / "stat.json"):
         (work / "stat.json").write_text(json.dumps({"logical_count": stat}))

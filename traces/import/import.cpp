@@ -349,11 +349,16 @@ void TraceBuilder::add_counts(const std::string& place, std::int64_t step, const
     for (std::size_t i = 0; i < of_layer.size(); ++i) {
       if (!(of_layer[i] >= 0 && of_layer[i] <= most_tokens))
         refuse(place, fmt::format("layer {}: {} tokens", recorded_[layer], of_layer[i]));
+      if (physical && of_layer[i] > 0) {
+        first_slot_ = std::min(first_slot_, i);
+        end_of_slots_ = std::max(end_of_slots_, i + 1);
+      }
       const int expert = slots != nullptr ? (*slots)[i] : static_cast<int>(i);
       if (expert >= 0) sum[layer * experts + at(expert)] += of_layer[i];
     }
   }
   mapped_ = mapped_ || map != nullptr;
+  if (physical) slots_ = std::max(slots_, static_cast<std::size_t>(counts.extent(1)));
 }
 
 TraceMeta TraceBuilder::meta() const {
@@ -415,6 +420,12 @@ void TraceBuilder::remark_what_was_left_out() {
   say(!unread_.empty(),
       fmt::format("not read in --requests: \"{}\"", fmt::join(unread_, "\", \"")));
   say(mapped_, "physical ids were mapped to logical ones");
+  // With DeepEP a rank counts the tokens of its own slots, which follow each other.
+  if (end_of_slots_ > 0 && 2 * (end_of_slots_ - first_slot_) <= slots_)
+    remarks_.push_back(
+        fmt::format("all tokens are of slots {} to {} of {}: a rank may have counted its own; give "
+                    "the files of all ranks",
+                    first_slot_, end_of_slots_ - 1, slots_));
   say(without_prompt_ > 0,
       fmt::format("{} of {} requests do not say where their prompt ends: all of their rows count "
                   "as prompt (--requests says more)",

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -123,6 +124,8 @@ class TraceBuilder {
   std::vector<std::int64_t> zeros_;  // top-1 choices of expert 0, by recorded layer
   int dropped_drafts_ = 0;
   bool dropped_dense_ = false, mapped_ = false;
+  // Physical slots, and those of them in which any token was counted: from the first to the end.
+  std::size_t slots_ = 0, first_slot_ = std::numeric_limits<std::size_t>::max(), end_of_slots_ = 0;
   std::vector<std::string> remarks_;
 };
 
