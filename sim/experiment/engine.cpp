@@ -138,7 +138,7 @@ std::span<const Key> condition_keys() {
       {"prompt_at_most", amount, "1e9", "tokens of the longest prompt"},
       {"output_at_most", amount, "1e9", "tokens of the longest output"},
       {"concurrency_at_least", amount, "0", "requests in flight"},
-      {"concurrency_below", amount, "1e9", "requests in flight"}};
+      {"concurrency_below", amount, any_at_all, "requests in flight"}};
   return keys;
 }
 
@@ -173,8 +173,8 @@ bool holds(const ConfigNode& condition, const Situation& now) {
     all &= now.tp >= r.number("tp_at_least") && now.tp <= r.number("tp_at_most");
     all &= now.prompt >= r.number("prompt_at_least") && now.prompt <= r.number("prompt_at_most");
     all &= now.output <= r.number("output_at_most");
-    all &= now.concurrency >= r.number("concurrency_at_least") &&
-           now.concurrency < r.number("concurrency_below");
+    all &= now.concurrency >= r.number("concurrency_at_least");
+    if (r.optional("concurrency_below")) all &= now.concurrency < r.number("concurrency_below");
     return all;
   });
 }

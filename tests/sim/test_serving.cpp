@@ -62,6 +62,12 @@ TEST_CASE("a preset fills what a config leaves out, and nothing else") {
   CHECK(filled(own)["scheduling"] == own["scheduling"]);
 }
 
+TEST_CASE("a preset fills what is left out at any concurrency") {
+  const Json many = filled(with_engine_named(
+      {{"name", "vllm"}}, {{"workload", {{"arrivals", {{"concurrency", 1'000'000'000}}}}}}));
+  CHECK(many.contains("scheduling"));
+}
+
 TEST_CASE("an experiment with an engine runs, and its resolved config runs the same") {
   for (const char* name : {"vllm", "sglang", "trtllm"}) {
     CAPTURE(name);

@@ -199,6 +199,13 @@ TEST_CASE("a closed loop keeps its concurrency until all requests are sent") {
   CHECK_FALSE(source->next());  // though a client is idle
 }
 
+TEST_CASE("clients that never send take no memory") {
+  const auto requests =
+      all(workload(rated(R"({"type": "closed_loop", "concurrency": 1000000000000000})", 3)));
+  REQUIRE(requests.size() == 3);
+  CHECK(requests[2].arrival == Time{});
+}
+
 TEST_CASE("a global concurrency does not grow with the ranks") {
   const RequestWorkload loop = workload(rated(R"({"type": "closed_loop", "concurrency": 3})", 100));
   const auto source = loop.make(1, 16);

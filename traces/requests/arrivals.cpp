@@ -111,7 +111,7 @@ class ClosedLoop final : public Arrivals {
     /// `in_step`: so many staggered clients each are in step; 0: all are.
     Source(const SourceStart& start, std::int64_t clients, std::int64_t in_step)
         : Numbered(start),
-          idle_(static_cast<std::size_t>(clients)),
+          idle_(static_cast<std::size_t>(std::min(clients, start.requests))),
           cut_(in_step > 0 ? clients : 0),
           in_step_(in_step) {}
     std::optional<TimedRequest> next() override {
@@ -129,8 +129,9 @@ class ClosedLoop final : public Arrivals {
     void completed(std::int64_t, Outcome, Time now) override { idle_.push_back(now); }
 
    private:
-    std::deque<Time> idle_;  ///< since when each client that waits for nothing does so
-    std::int64_t cut_;       ///< first requests that are cut short
+    /// Since when each client that waits for nothing does so. Clients that never send are left out.
+    std::deque<Time> idle_;
+    std::int64_t cut_;  ///< first requests that are cut short
     std::int64_t in_step_;
   };
 
