@@ -820,6 +820,8 @@ TEST_CASE("a point's engine, version and recipe are those of its row") {
   point.notes = "InferenceX run 2026-04-21; random lengths";
   CHECK(engine_of(point).name == "vllm");
   CHECK(engine_of(point).version == "0.19.0");
+  point.operation = "online serving vLLM v0.19.0, aggregated, closed loop";
+  CHECK(engine_of(point).version == "0.19.0");
   CHECK(client_of(point).recipe);
   CHECK(client_of(point).date == "2026-04-21");
   point.operation = "online serving vllm version unknown, aggregated, closed loop";

@@ -311,6 +311,7 @@ EngineVersion engine_of(const MeasuredPoint& point) {
     if (place == std::string::npos) continue;
     const std::size_t begin = std::min(operation.size(), place + engine.name.size() + 1);
     std::string version = operation.substr(begin, operation.find_first_of(", ", begin) - begin);
+    if (version.starts_with('v')) version.erase(0, 1);  // of a tag
     const bool number = !version.empty() && std::isdigit(static_cast<unsigned char>(version[0]));
     version = number ? within_product(engine, version) : version_on(engine, client_of(point).date);
     return {std::string(engine.name), version};
