@@ -95,12 +95,12 @@ TEST_CASE("prefixes that an engine would cache by default, and the experiment do
   const auto caching = [](const Json& value) {
     return with_engine_named({{"name", "vllm"}}, {{"kv_cache", {{"prefix_caching", value}}}});
   };
-  const Json plain = tiny_experiment({})["workload"]["lengths"];
+  const Json plain = tiny_experiment(Json::object())["workload"]["lengths"];
   CHECK(said(with_engine_named({{"name", "vllm"}}), recorded));
   CHECK_FALSE(said(caching(true), recorded));
   CHECK_FALSE(said(caching(false), recorded));  // who says so means it
   CHECK_FALSE(said(with_engine_named({{"name", "vllm"}}), plain));
-  CHECK_FALSE(said(tiny_experiment({}), recorded));
+  CHECK_FALSE(said(tiny_experiment(Json::object()), recorded));
 }
 
 TEST_CASE("rules of a recipe follow the workload, its date and the GPU") {
