@@ -23,7 +23,7 @@ std::span<const Key> keys_of_file() {
        "a request trace with a column session_id, or a session in each line"},
       {"id_block", form::integer(1, 1 << 20), "512", "tokens that one of the hash_ids covers"},
       {"row_tokens", form::choice(row_tokens_names), unset("whole"),
-       "prompt tokens of a row: of the whole prompt, or those that its turn adds (AIPerf)"}};
+       "a row's prompt: all of it, or what the turn adds (AIPerf)"}};
   return keys;
 }
 
