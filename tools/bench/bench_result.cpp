@@ -107,8 +107,7 @@ BenchLoad load_of_bench_serve(const std::string& where, const Json& result) {
     load.gaps = *burst < even ? BenchLoad::Gaps::gamma : BenchLoad::Gaps::constant;
     if (*burst < even) load.burstiness = *burst;
   }
-  // vLLM's client, and copies of it, scale the gaps that they have drawn; SGLang's does not.
-  load.rescaled = result.contains("burstiness");
+  load.rescaled = result.contains("burstiness");  // vLLM's client scales its gaps, SGLang's not
   return load;
 }
 
@@ -339,9 +338,8 @@ BenchRun of_bench_serve(const std::string& where, const Json& result) {
   remark_load(run);
   remark_failures(run, number(result, "/num_prompts"), failed_of(result), false);
   remark_lengths(run, result);
-  if (const std::string dataset = text_at(result, "/dataset_name");
-      dataset == "generated-shared-prefix")
-    remark_prefixes(run, dataset);
+  if (text_at(result, "/dataset_name") == "generated-shared-prefix")
+    remark_prefixes(run, "generated-shared-prefix");
   const auto drafted = first_of(result, {"/accept_length", "/spec_decode_acceptance_length"});
   if (drafted && *drafted > 1)
     remark(run,
