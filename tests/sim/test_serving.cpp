@@ -82,6 +82,16 @@ TEST_CASE("an experiment with an engine runs, and its resolved config runs the s
   }
 }
 
+TEST_CASE("a release is read with and without the v of its tag, and nothing else is one") {
+  const auto engine = [](const char* version) {
+    return test::load(with_engine_named({{"name", "vllm"}, {"version", version}})).decode().engine;
+  };
+  CHECK(engine("v0.19.0") == engine("0.19.0"));
+  for (const char* version : {"latest", "v", "main"})
+    CHECK_THAT(test::refused(with_engine_named({{"name", "vllm"}, {"version", version}})),
+               Catch::Matchers::Contains("is no release"));
+}
+
 TEST_CASE("prefixes that an engine would cache by default, and the experiment does not, are said") {
   const test::TemporaryFile file("requests.jsonl",
                                  R"({"input_length": 20, "output_length": 30, "hash_ids": [1]})");
