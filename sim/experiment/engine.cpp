@@ -235,10 +235,6 @@ void fill(Json& config, const Json& preset) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 // A release's number, with or without the "v" of its tag.
 std::string release_in(const ConfigNode& node) {
   std::string release = node.text();

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "sim/expert_memory/expert_memory.hpp"
 
 namespace moesim {
 
