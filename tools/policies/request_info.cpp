@@ -222,7 +222,7 @@ std::string request_info_text(const OrderedJson& info) {
                         info["agents_left_out"].get<std::int64_t>());
   if (info.value("none_continues", false))
     text +=
-        "no later prompt is as long as the turn before it and its reply; experiments must say "
+        "no later prompt is as long as the previous turn and its reply; experiments must say "
         "\"row_tokens\"\n\n";
   constexpr std::pair<std::string_view, std::string_view> rows[] = {
       {"turns", "turns of an agent"},

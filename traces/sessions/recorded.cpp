@@ -41,7 +41,7 @@ class RecordedSessions final : public Sessions {
                                 read_row_tokens(options))) {
     if (file_.none_continues && !options.has("row_tokens"))
       options.child("file").fail(
-          "no later prompt is as long as the turn before it and its reply; give \"row_tokens\": "
+          "no later prompt is as long as the previous turn and its reply; give \"row_tokens\": "
           "\"added\" if rows have what a turn adds (AIPerf), else \"whole\"");
   }
 

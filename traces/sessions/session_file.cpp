@@ -107,7 +107,7 @@ class Assembly {
     turn.prompt_tokens += context;
     turn.kept = context;
     if (turn.prompt_tokens > most)
-      throw ConfigError(fmt::format("its session has grown to more than {} tokens", most));
+      throw ConfigError(fmt::format("the session of this row has more than {} tokens", most));
   }
 
   // A turn that others wait for.
