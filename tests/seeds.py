@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does the 95 % interval of `compare` hold the truth in 90 to 98 % of sweeps?
+"""Does the 90 % interval of `compare` hold the truth in 84 to 95 % of sweeps?
 
   tests/seeds.py MOESIM [--sweeps N]
 
@@ -41,4 +41,4 @@ for m in metrics:
     print(f"{m}: {truth:.4f}, held by {holds} of {asked.sweeps} intervals")
     held, total = held + holds, total + asked.sweeps
 print(f"{held} of {total} intervals hold the truth: {100 * held / total:.1f} %")
-sys.exit(0 if 0.90 <= held / total <= 0.98 else 1)
+sys.exit(0 if 0.84 <= held / total <= 0.95 else 1)

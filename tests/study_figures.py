@@ -3,14 +3,12 @@
 tools/lab/study/studies.json; the folder holds, for NAME in recorded, presets and prefill, what this wrote:
 
     moesim-lab study regimes configs/study_NAME.json -o out/NAME.sqlite --csv out/NAME.csv > out/NAME.txt
-
-and as recorded_2, recorded_3 and recorded_4 those of study_recorded.json with the seeds 2, 3 and 4: other halves of the requests.
 """
 import collections, csv, json, pathlib, re, sys
 
 ENGINE, FAMILIES, GATHER, ANY = "vLLM's kernels", "family constants", "gather, reduce-scatter", None
 SMALL = 4  # tokens per expert
-DEALS = ["recorded", "recorded_2", "recorded_3", "recorded_4"]
+SURE = .95
 CHARGES = {"free": "free_ms", "as published": "published_ms", "our kernels": "fast_ms"}
 
 
@@ -32,11 +30,12 @@ def rest(cell):
     return min(change for policy, change in cell.items() if not policy.startswith("ep "))
 
 
-def verdicts(folder, study):
-    text = (folder / f"{study}.txt").read_text().split("verdicts,")[1].split("\n\n")[0].splitlines()[2:]
+def chances(folder, study):
+    """The family that is the fastest in every view, and P of that where it is least: by (case, x)."""
+    text = (folder / f"{study}.txt").read_text().split("the fastest, and P:\n")[1].split("\n\n")[0].splitlines()[2:]
     for line in text:
-        case, x, *_, verdict = re.split(r"  +", line.strip())
-        yield case, float(x), verdict
+        case, x, *_, family, p = re.split(r"  +", line.strip())
+        yield (case, float(x)), family, float(p)
 
 
 def break_even(folder, study, case):
@@ -65,7 +64,7 @@ def recorded(folder):
     fastest = lambda policies: sum(all(cut(view[place], policies) < rest(view[place]) for view in views) for place in small)
     saved = lambda constants, model: spread([-cut(changes(folder, "recorded", constants, ANY)[place]) for place in small if place[0].startswith(model)])
     faster = lambda view, policy: sum(cell[policy] < 0 for cell in view.values())
-    agreed = lambda study: sum(verdict == "ep" for _, x, verdict in verdicts(folder, study) if x <= SMALL)
+    chance = list(chances(folder, "recorded"))
     return {
         "cells": len(views[0]),
         "even longer": sum(cell["even"] > 0 for cell in views[0].values()), "even": spread([cell["even"] for cell in views[0].values()]),
@@ -73,22 +72,21 @@ def recorded(folder):
         "faster behind the best exchange": {policy: faster(views[1], policy) for policy in ("metro", "metro fewest", "exact")},
         "faster charged": {policy: faster(changes(folder, "recorded", ENGINE, GATHER, "published_ms"), policy) for policy in ("metro", "metro fewest", "exact")},
         "small cells": len(small), "cut fastest": fastest(("ep 1", "ep 2", "ep 4")), "ep 1 fastest": fastest(("ep 1",)),
-        "cut within 1 %": agreed("recorded"), "deals, cut within 1 %": [agreed(study) for study in DEALS],
+        "cut sure": sum(family == "ep" and p >= SURE for (_, x), family, p in chance if x <= SMALL),
+        "cut likelier than not": sum(family == "ep" and p > .5 for (_, x), family, p in chance if x <= SMALL),
         "cut saves": {f"{model}, {constants}": saved(constants, model)
                       for model in ("gpt-oss", "DeepSeek") for constants in (ENGINE, FAMILIES)},
-        "open": sum(verdict == "open" for _, _, verdict in verdicts(folder, "recorded")),
+        "nobody sure": sum(p < SURE for _, _, p in chance),
     }
 
 
 def presets(folder):
     policies = ("even", "metro", "metro fewest", "exact", "hybrid", "ep 4", "ep 1")
     v3 = lambda constants, charge: changes(folder, "presets", constants, GATHER, charge)["DeepSeek-V3", 1.0]
-    said = [verdict for _, _, verdict in verdicts(folder, "presets")]
     return {
         "DeepSeek-V3, x 1": {f"{constants}, {name}": {policy: number(v3(constants, charge)[policy]) for policy in policies}
                              for constants in (ENGINE, FAMILIES) for name, charge in CHARGES.items()},
         "break-even, DeepSeek-V3, x 1": break_even(folder, "presets", "DeepSeek-V3"),
-        "cells": len(said), "open": said.count("open"),
     }
 
 

@@ -22,7 +22,7 @@ Usable usable_requests(const RoutingTrace& trace, const ReplayConfig& config) {
     if (half && fitted[i] != 0) continue;
     if (has(config.fit_workloads, tag)) continue;
     if (!config.score_workloads.empty() && !has(config.score_workloads, tag)) continue;
-    if (request.has_repetition || request.num_tokens == 0) continue;
+    if (!is_usable(request)) continue;
     usable.requests.push_back(request);
     usable.indices.push_back(i);
   }
@@ -105,28 +105,13 @@ Batches sample_batches(const RoutingTrace& trace, const Usable& usable, int batc
   return {trace, std::move(rows), config.gpus, per_request};
 }
 
-// SampledBatches as many requests as there are, with replacement.
-Usable resampled(const Usable& usable, std::uint64_t seed, int number) {
-  Rng rng(seed, fmt::format("replay/resample/{}", number));
-  Usable drawn{{}, {}, usable.described};
-  for (std::size_t i = 0; i < usable.requests.size(); ++i)
-    drawn.requests.push_back(usable.requests[rng.below(usable.requests.size())]);
-  return drawn;
-}
-
 }  // namespace
 
-SampledBatches draw_batches(const RoutingTrace& trace, const ReplayConfig& config,
-                            const Usable& usable) {
-  const auto all_sizes = [&](const Usable& of) {
-    std::vector<Batches> sampled;
-    for (const int batch : config.batches)
-      sampled.push_back(sample_batches(trace, of, batch, config));
-    return sampled;
-  };
-  SampledBatches draws{all_sizes(usable), {}};
-  for (int i = 0; i < config.bootstrap; ++i)
-    draws.resamples.push_back(all_sizes(resampled(usable, config.seed, i)));
+std::vector<Batches> draw_batches(const RoutingTrace& trace, const ReplayConfig& config,
+                                  const Usable& usable) {
+  std::vector<Batches> draws;
+  for (const int batch : config.batches)
+    draws.push_back(sample_batches(trace, usable, batch, config));
   return draws;
 }
 

@@ -20,6 +20,11 @@ inline bool has(std::span<const std::string> tags, std::string_view tag) {
   return std::find(tags.begin(), tags.end(), tag) != tags.end();
 }
 
+/// True if batches may have its tokens.
+inline bool is_usable(const TraceRequest& request) {
+  return !request.has_repetition && request.num_tokens > 0;
+}
+
 /// Requests that batches may be drawn from, and what was left out of the trace, for messages.
 struct Usable {
   std::vector<TraceRequest> requests;
@@ -88,11 +93,7 @@ class Batches {
 /// Tokens of all batches of one size: their rows take 512 MB.
 inline constexpr std::int64_t most_sampled_tokens = 1 << 26;
 
-/// SampledBatches that all placements and routings are scored on.
-struct SampledBatches {
-  std::vector<Batches> batches;                 // [config.batches]
-  std::vector<std::vector<Batches>> resamples;  // [resamples][config.batches]
-};
-SampledBatches draw_batches(const RoutingTrace&, const ReplayConfig&, const Usable&);
+/// The sampled batches that all placements and routings are scored on, [config.batches].
+std::vector<Batches> draw_batches(const RoutingTrace&, const ReplayConfig&, const Usable&);
 
 }  // namespace moesim

@@ -2,12 +2,14 @@
 #include "sim/replay/replay.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <span>
-#include <tuple>
+#include <utility>
 
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
@@ -291,28 +293,55 @@ double margin_of_mean(std::span<const double> values, double mean) {
   return count > 1 ? 1.96 * std::sqrt(squares / (count - 1) / count) : 0;
 }
 
-// Half the 95 % interval of what resampling gave: 1.96 standard deviations.
-double margin_of_resamples(std::span<const double> values) {
-  const double sum = std::accumulate(values.begin(), values.end(), 0.0);
-  const auto count = static_cast<double>(values.size());
-  return margin_of_mean(values, sum / count) * std::sqrt(count);
+// The recording drawn again: requests are dealt anew to the halves and drawn from there with
+// replacement. Each workload keeps its number in either half, and so do requests without batches.
+RoutingTrace drawn_again(const RoutingTrace& trace, Rng& rng) {
+  const auto recorded = trace.requests();
+  const std::vector<char> fitted = fitted_half(trace);
+  std::map<std::pair<int, bool>, std::vector<std::size_t>> places_of;
+  for (std::size_t i = 0; i < recorded.size(); ++i)
+    places_of[{recorded[i].workload, is_usable(recorded[i])}].push_back(i);
+  std::vector<TraceRequest> drawn(recorded.begin(), recorded.end());
+  for (const auto& [kind, places] : places_of) {
+    std::vector<std::size_t> dealt = places;
+    for (std::size_t i = dealt.size(); i > 1; --i) std::swap(dealt[i - 1], dealt[rng.below(i)]);
+    std::array<std::vector<std::size_t>, 2> halves;
+    for (std::size_t i = 0; i < places.size(); ++i)
+      halves[at(fitted[places[i]])].push_back(dealt[i]);
+    for (const std::size_t place : places) {
+      const std::vector<std::size_t>& half = halves[at(fitted[place])];
+      drawn[place] = recorded[half[rng.below(half.size())]];
+    }
+  }
+  return trace.with_requests(std::move(drawn));
+}
+
+// Worlds are as far from each other as drawn recordings, around what was measured: recordings with
+// requests twice activate fewer experts in all rows.
+SampledGain gain_over_recordings(const ReplayRow& row, const ReplayRow& first) {
+  const auto change = [](double a, double b) { return 100 * (a / b - 1); };
+  std::vector<double> changes;
+  std::ranges::transform(row.activated_of_resample, first.activated_of_resample,
+                         std::back_inserter(changes), change);
+  const double measured = change(row.max_activated_mean, first.max_activated_mean);
+  const double shift = measured - std::accumulate(changes.begin(), changes.end(), 0.0) /
+                                      static_cast<double>(changes.size());
+  if (std::ranges::minmax(changes).min < std::ranges::minmax(changes).max)
+    for (double& one : changes) one += shift;
+  return gain_of(measured, std::move(changes));
 }
 
 void compare_with_first(std::vector<ReplayRow>& rows) {
   for (ReplayRow& row : rows) {
-    if (row.activated_of_resample.empty()) continue;
-    row.requests_margin = margin_of_resamples(row.activated_of_resample);
-    const auto alike = std::ranges::find_if(rows, [&](const ReplayRow& first) {
-      return std::tie(first.replication, first.batch, first.routing) ==
-             std::tie(row.replication, row.batch, row.routing);
-    });
-    if (alike->placement == row.placement) continue;
-    const auto change = [](double a, double b) { return 100 * (a / b - 1); };
-    std::vector<double> changes;
-    std::ranges::transform(row.activated_of_resample, alike->activated_of_resample,
-                           std::back_inserter(changes), change);
-    row.against_first = {change(row.max_activated_mean, alike->max_activated_mean),
-                         margin_of_resamples(changes)};
+    const auto alike = [&](auto&&... of) {
+      return std::ranges::find_if(rows, [&](const ReplayRow& first) {
+        return ((std::invoke(of, first) == std::invoke(of, row)) && ...);
+      });
+    };
+    auto first = alike(&ReplayRow::replication, &ReplayRow::batch, &ReplayRow::routing);
+    if (first->placement == row.placement)
+      first = alike(&ReplayRow::replication, &ReplayRow::batch, &ReplayRow::placement);
+    if (&*first != &row) row.against_first = gain_over_recordings(row, *first);
   }
 }
 
@@ -322,15 +351,14 @@ void count_as_whole(ReplayRow& row, int cut) {
   for (double* const figure : {&row.max_activated_mean, &row.max_activated_margin, &row.bound_mean,
                                &row.max_tokens_mean, &row.time_mean})
     *figure /= cut;
-  for (auto* const figure : {&row.requests_margin, &row.max_tokens_with_shared_mean})
-    if (*figure) **figure /= cut;
-  for (auto* const figures : {&row.activated_of_batch, &row.activated_of_resample})
-    for (double& figure : *figures) figure /= cut;
+  if (row.max_tokens_with_shared_mean) *row.max_tokens_with_shared_mean /= cut;
+  for (double& figure : row.activated_of_batch) figure /= cut;
 }
 
 ReplayConfig cut_over(ReplayConfig config, int cut) {
   config.gpus /= cut;
   config.cuts.clear();
+  config.bootstrap = 0;
   config.placements.erase(config.placements.begin() + 1, config.placements.end());
   config.replications = {1};
   config.routings = {ConfigNode("even", "replay")};
@@ -448,20 +476,15 @@ struct Placed {
   ReplayRow alike;
 };
 
-void add_rows(const Placed& placed, const ReplayConfig& config, const SampledBatches& draws,
+void add_rows(const Placed& placed, const ReplayConfig& config, const std::vector<Batches>& draws,
               const Limits& limits, std::int64_t& done, std::vector<ReplayRow>& rows) {
   const ReplayRow& alike = placed.alike;
-  const auto scored = [&, in_all = std::ssize(config.placements) * std::ssize(config.replications) *
-                                   std::ssize(draws.batches) *
-                                   (1 + std::ssize(draws.resamples))](const Batches& batches) {
-    std::vector<Score> scores =
-        score_all(placed.experts, placed.routers, batches, config.time, limits);
+  const std::int64_t in_all =
+      std::ssize(config.placements) * std::ssize(config.replications) * std::ssize(draws);
+  for (std::size_t b = 0; b < draws.size(); ++b) {
+    const std::vector<Score> scores =
+        score_all(placed.experts, placed.routers, draws[b], config.time, limits);
     config.progress(++done, in_all);
-    return scores;
-  };
-  for (std::size_t b = 0; b < draws.batches.size(); ++b) {
-    const std::vector<Score> scores = scored(draws.batches[b]);
-    const std::size_t first = rows.size();
     for (std::size_t i = 0; i < config.routings.size(); ++i) {
       const Score& score = scores[asked_for + i];
       ReplayRow row = scored_row(score, scores[even], scores[optimal]);
@@ -472,17 +495,9 @@ void add_rows(const Placed& placed, const ReplayConfig& config, const SampledBat
       row.token_imbalance = alike.token_imbalance;
       row.replication_effective = alike.replication_effective;
       row.batch = config.batches[b];
-      row.tokens_per_request = draws.batches[b].tokens_per_request();
+      row.tokens_per_request = draws[b].tokens_per_request();
       row.routing = label(config.routings[i]);
       rows.push_back(std::move(row));
-    }
-    for (const std::vector<Batches>& resample : draws.resamples) {
-      const std::vector<Score> drawn = scored(resample[b]);
-      for (std::size_t i = 0; i < config.routings.size(); ++i) {
-        const Score& score = drawn[asked_for + i];
-        rows[first + i].activated_of_resample.push_back(score.max_activated /
-                                                        static_cast<double>(score.cases));
-      }
     }
   }
 }
@@ -496,7 +511,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   require_apart(trace, config);
   const Limits limits = read_limits(config, policies);
   const Usable usable = usable_requests(trace, config);
-  const SampledBatches draws = draw_batches(trace, config, usable);
+  const std::vector<Batches> draws = draw_batches(trace, config, usable);
   const std::vector<ExpertLoad> scored = scored_load(trace, usable);
   std::vector<std::unique_ptr<Placer>> placers;
   for (const ConfigNode& policy : config.placements)
@@ -525,13 +540,25 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
       add_rows(placed, config, draws, limits, done, rows);
     }
   }
-  compare_with_first(rows);
   for (const int cut : config.cuts) {
     for (ReplayRow& row : replay(trace, cut_over(config, cut), policies)) {
       count_as_whole(row, cut);
       rows.push_back(std::move(row));
     }
   }
+  if (config.bootstrap == 0) return rows;
+  for (int i = 0; i < config.bootstrap; ++i) {
+    Rng rng(config.seed, fmt::format("replay/recording/{}", i));
+    ReplayConfig again = config;
+    again.bootstrap = 0;
+    again.seed = rng.bits();
+    again.progress = [](std::int64_t, std::int64_t) {};
+    const std::vector<ReplayRow> drawn = replay(drawn_again(trace, rng), again, policies);
+    for (std::size_t row = 0; row < rows.size(); ++row)
+      rows[row].activated_of_resample.push_back(drawn[row].max_activated_mean);
+    config.progress(i + 1, config.bootstrap);
+  }
+  compare_with_first(rows);
   return rows;
 }
 
@@ -566,12 +593,14 @@ OrderedJson to_json(const std::vector<ReplayRow>& rows, bool each_batch) {
     if (brings)
       list.back()["step_copies_mean"] =
           row.step_copies_mean ? OrderedJson(*row.step_copies_mean) : OrderedJson();
-    if (row.requests_margin) list.back()["max_activated_requests_margin"] = *row.requests_margin;
     if (brings_change) {
-      list.back()["against_first_percent"] =
-          row.against_first ? OrderedJson(row.against_first->percent) : OrderedJson();
-      list.back()["against_first_margin"] =
-          row.against_first ? OrderedJson(row.against_first->margin) : OrderedJson();
+      const auto of_gain = [&](double SampledGain::*part) {
+        return row.against_first ? OrderedJson((*row.against_first).*part) : OrderedJson();
+      };
+      list.back()["against_first_percent"] = of_gain(&SampledGain::change);
+      list.back()["against_first_low"] = of_gain(&SampledGain::low);
+      list.back()["against_first_high"] = of_gain(&SampledGain::high);
+      list.back()["p_less"] = of_gain(&SampledGain::p_less);
     }
     if (row.max_tokens_with_shared_mean)
       list.back()["max_tokens_with_shared_mean"] = *row.max_tokens_with_shared_mean;

@@ -11,6 +11,7 @@
 
 #include "hardware/config.hpp"
 #include "sim/experiment/policies.hpp"
+#include "sim/gain/gain.hpp"
 #include "sim/step/shared_expert.hpp"
 #include "sim/token_routing/token_routing.hpp"
 #include "traces/routing_trace.hpp"
@@ -65,18 +66,12 @@ struct ReplayConfig {
   /// Numbers of GPUs over which experts are cut, dividers of `gpus`, as further rows. These have
   /// gpus / cut ranks, one copy of each expert, the first placement, and the even split.
   std::vector<int> cuts{};
-  /// Resamples of the requests that batches are drawn from, with replacement; 0: none. What they
-  /// say is as wide as another recording of as many requests would make it.
+  /// Recordings that could as well have been made, each replayed anew; 0: none. Requests are drawn
+  /// with replacement and dealt anew to what is fitted and what is scored.
   int bootstrap = 0;
   /// Called, by the thread that called replay(), before the first score and after each: (done, in
   /// all). A score is all routings on one placement, ratio and batch size.
   std::function<void(std::int64_t, std::int64_t)> progress = [](std::int64_t, std::int64_t) {};
-};
-
-/// How much more slots a row has than the first placement's row, in percent, and half its 95 %
-/// interval over resampled requests.
-struct ReplayChange {
-  double percent = 0, margin = 0;
 };
 
 /// A combination. A case is one layer of one sampled batch; means are over cases, ratios are ratios
@@ -93,10 +88,9 @@ struct ReplayRow {
   double max_activated_mean = 0;
   /// Half the 95 % interval of max_activated_mean over batches, whose layers stay together.
   double max_activated_margin = 0;
-  /// The same over resampled requests; with `bootstrap`.
-  std::optional<double> requests_margin{};
-  /// Against the first placement at equal replication, batch and routing; with `bootstrap`.
-  std::optional<ReplayChange> against_first{};
+  /// Slots in percent of the first placement's at equal replication, batch and routing; of the
+  /// first placement's those of the first routing. Worlds are the recordings of `bootstrap`.
+  std::optional<SampledGain> against_first{};
   /// ceil(active experts / GPUs), which no placement of whole experts or routing goes below.
   double bound_mean = 0;
   double max_tokens_mean = 0;  ///< tokens on the GPU that has the most
@@ -121,7 +115,7 @@ struct ReplayRow {
   /// max_activated_mean of each batch, for comparisons of rows batch by batch: all rows of a batch
   /// size share their batches.
   std::vector<double> activated_of_batch{};
-  std::vector<double> activated_of_resample{};  ///< max_activated_mean of each resample
+  std::vector<double> activated_of_resample{};  ///< max_activated_mean of each recording drawn
 };
 
 /// Rows in the order placement, replication, batch, routing, then those of cut experts. Slots,

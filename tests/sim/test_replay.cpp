@@ -103,28 +103,39 @@ TEST_CASE("cut experts: a slice is a part of a slot, and all GPUs read the activ
   CHECK_THROWS_AS(replay(trace, config), ConfigError);
 }
 
-TEST_CASE("intervals over requests: none for requests that are alike, wider for fewer requests") {
-  const auto margins = [](const RoutingTrace& trace) {
+TEST_CASE(
+    "law 28: recordings of requests that are alike differ in nothing, of few requests in more") {
+  const auto gain = [](const RoutingTrace& trace, ReplayFit fit) {
     ReplayConfig config = small_config();
-    config.placements = policies({"linear"});
+    config.placements = policies({"linear", "eplb"});
     config.replications = {1.0};
     config.routings = policies({"even"});
-    config.batches = {6};
+    config.batches = {3};
     config.sampled_batches = 200;
+    config.fit = fit;
     config.bootstrap = 40;
-    return replay(trace, config).at(0).requests_margin.value();
+    const auto rows = replay(trace, config);
+    CHECK(!rows[0].against_first);
+    return rows[1].against_first.value();
   };
-  const RoutingTrace alike(test::trace_meta("made up", 8, 2, {0, 1}), {"any"},
-                           {{0, 1, 0, 0, false}}, std::vector<std::uint16_t>{0, 1, 2, 3});
+  const RoutingTrace alike(
+      test::trace_meta("made up", 8, 2, {0, 1}), {"any"},
+      {{0, 1, 0, 0, false}, {1, 1, 0, 0, false}, {2, 1, 0, 0, false}, {3, 1, 0, 0, false}},
+      std::vector<std::uint16_t>{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3});
   ReplayConfig one = small_config();
+  one.placements = policies({"linear"});
+  one.routings = policies({"even", "even"});
   one.batches = {1};
   one.bootstrap = 10;
-  for (const ReplayRow& row : replay(alike, one)) {
-    CHECK(row.requests_margin.value() < 1e-9);
-    if (row.against_first) CHECK(row.against_first->margin < 1e-9);
+  const auto same = replay(alike, one);
+  REQUIRE(same[1].against_first);
+  CHECK(same[1].against_first->p_less == .5);
+  CHECK(same[1].against_first->low == 0);
+  CHECK(same[1].against_first->high == 0);
+  for (const ReplayFit fit : {ReplayFit::self, ReplayFit::half}) {
+    const SampledGain few = gain(random_trace(12, 1), fit), many = gain(random_trace(200, 1), fit);
+    CHECK(few.high - few.low > 1.5 * (many.high - many.low));
   }
-  const double few = margins(random_trace(8, 1)), many = margins(random_trace(200, 1));
-  CHECK(few > 1.5 * many);
 }
 
 TEST_CASE("replay counts the busiest GPU by hand-worked numbers") {

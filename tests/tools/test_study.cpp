@@ -34,6 +34,12 @@ RegimeStudy study_of(const Json& json) {
   return read_regime_study(ConfigNode(json, source_dir() / "tests" / "study.json"));
 }
 
+// Rows below have three samples.
+RegimeStudy study_of_three(Json json = study_file()) {
+  json["samples"] = 3;
+  return study_of(json);
+}
+
 SweepOutcome run_study(const RegimeStudy& study, const std::filesystem::path& store) {
   TraceLibrary traces;
   const PointRunner runner{
@@ -61,19 +67,8 @@ constexpr std::size_t none = 0, even = 1, metro = 2;
 
 }  // namespace
 
-TEST_CASE("a paired gain is of samples, not of means") {
-  // Differences 1, 1, 1: no spread, though both vary.
-  const PairedGain exact = paired_gain({11, 21, 31}, {10, 20, 30});
-  CHECK_THAT(exact.percent, WithinRel(5.0, 1e-12));
-  CHECK_THAT(exact.margin, WithinAbs(0, 1e-9));
-  // Differences -1, 1: mean 0, standard error 1.
-  const PairedGain none = paired_gain({9, 11}, {10, 10});
-  CHECK_THAT(none.percent, WithinAbs(0, 1e-12));
-  CHECK_THAT(none.margin, WithinRel(19.6, 1e-9));
-}
-
 TEST_CASE("the map names the fastest, and what is as fast with the most KV cache") {
-  const RegimeStudy study = study_of(study_file());
+  const RegimeStudy study = study_of_three();
   const std::vector<RegimeRow> rows{
       row(none, 1, {10, 11, 12}, 100), row(metro, 1.5, {8, 9.1, 10.3}, 50),
       row(even, 1.5, {8.1, 9, 10}, 80), row(metro, 1.25, {9, 10, 11}, 60)};
@@ -133,7 +128,7 @@ TEST_CASE("a study prices every case, policy and ratio on the same batches, and 
 }
 
 TEST_CASE("a policy may take what the rival's step is longer, layer by layer") {
-  const RegimeStudy study = study_of(study_file());
+  const RegimeStudy study = study_of_three();
   // If METRO decides in no time its steps are 1 ms shorter than the rival's; four layers.
   RegimeRow decides = row(metro, 1.5, {10, 12, 14}, 50);
   decides.free_ms = {8, 10, 12};
@@ -148,24 +143,23 @@ TEST_CASE("a policy may take what the rival's step is longer, layer by layer") {
   CHECK_THAT(all[0].us, WithinRel(500.0, 1e-12));
   CHECK(all[1].rival->place.policy == even);
   CHECK_THAT(all[1].us, WithinRel(250.0, 1e-12));
-  CHECK_THAT(all[1].margin, WithinAbs(0, 1e-9));
-  CHECK_THAT(all[1].fast_us, WithinRel(100.0, 1e-12));
-  CHECK_THAT(all[1].published_us, WithinRel(500.0, 1e-12));
-  CHECK(!all[1].pays().has_value());
-  CHECK_THAT(regime_text(study, rows), Contains("+250.0 +-0.0 ours"));
-  rows[1].published_ms = {8.9, 10.9, 12.9};
-  CHECK(break_even(study, rows)[1].pays() == true);
-  rows[1].fast_ms = {10, 12, 14};  // the published one is the shorter
-  CHECK(!break_even(study, rows)[1].pays().has_value());
-  rows[1].published_ms = {9.1, 11.1, 13.1};
-  CHECK(break_even(study, rows)[1].pays() == false);
+  // Our kernel leaves it ahead in all three samples; as published it is behind in all.
+  CHECK(all[1].p_fast == 1);
+  CHECK(all[1].p_published == 0);
+  CHECK_THAT(regime_text(study, rows), Contains("+250.0 (1.00, 0.00)"));
+  rows[1].published_ms = rows[2].ms;
+  CHECK(break_even(study, rows)[1].p_published == .5);
+  // Prices that are off are so for both kernels, and for the rival.
+  rows[1].off_ms = {11, 13, 15};
+  rows[2].off_ms = {9, 11, 13};
+  CHECK(break_even(study, rows)[1].p_fast < .1);
 }
 
-TEST_CASE("a verdict stands only if it stands under all constants and behind every exchange") {
+TEST_CASE("P of the fastest is the least under all constants and behind every exchange") {
   Json json = study_file();
   json["constants"] = {{"measured", Json::object()}, {"families", Json::object()}};
   json["exchanges"] = {{"gather", Json::object()}, {"kernels", Json::object()}};
-  const RegimeStudy study = study_of(json);
+  const RegimeStudy study = study_of_three(json);
   REQUIRE(study.constants.front().first == "families");
   // Behind the kernels METRO has no row: they are no exchange that all can use.
   const auto rows_if = [&](std::vector<double> none_by_families) {
@@ -175,21 +169,20 @@ TEST_CASE("a verdict stands only if it stands under all constants and behind eve
         row(metro, 1.5, {8, 9, 10}, 50, 1, 0)};
   };
   const std::vector<RegimeRow> agreed = rows_if({10, 11, 12});
-  const std::vector<RegimeVerdict> verdicts = regime_verdicts(study, agreed);
-  REQUIRE(verdicts.size() == 1);
-  REQUIRE(verdicts[0].views.size() == 4);
-  CHECK(!verdicts[0].views[0].exchange.has_value());
-  CHECK(verdicts[0].views[0].reference->place.exchange == 1);  // its best
-  CHECK(verdicts[0].views[1].exchange == 0U);
-  CHECK(verdicts[0].family == "metro");
+  const auto views = regime_views(study, agreed);
+  REQUIRE(views.size() == 1);
+  REQUIRE(views[0].size() == 4);
+  CHECK(!views[0][0].exchange.has_value());
+  CHECK(views[0][0].reference->place.exchange == 1);  // its best
+  CHECK(views[0][1].exchange == 0U);
+  CHECK(fastest_family(views[0]).family == "metro");
+  CHECK(fastest_family(views[0]).p == 1);
   CHECK_THAT(regime_text(study, agreed),
-             Contains("verdicts, 0 of 1 open") &&
-                 Contains("metro -9.1 to -4.8  metro -18.2 to -18.2  metro"));
-  const std::vector<RegimeRow> turned = rows_if({8, 9, 10});
-  CHECK(!regime_verdicts(study, turned)[0].family.has_value());
-  CHECK_THAT(regime_text(study, turned), Contains("1 of 1 open") && Contains("none +0.0 to +0.0"));
-  // As fast within the interval is not turned.
-  CHECK(regime_verdicts(study, rows_if({8.5, 10.1, 11.5}))[0].family == "metro");
+             Contains("metro -9.1 to -4.8, 1.00") && Contains("metro -18.2 to -18.2, 1.00"));
+  // By one set of constants none is as surely the fastest: nobody is in all.
+  CHECK(fastest_family(regime_views(study, rows_if({8, 9, 10}))[0]).p == 0);
+  // The same in every sample is a draw.
+  CHECK(fastest_family(regime_views(study, rows_if({9, 10, 11}))[0]).p == .5);
 }
 
 TEST_CASE("a study asks prefill and cut experts, each behind its own exchanges") {
@@ -222,6 +215,36 @@ TEST_CASE("a study asks prefill and cut experts, each behind its own exchanges")
     CHECK(cut.read_mb[i] <= whole.read_mb[i]);
   }
   CHECK_THAT(regime_text(study, rows), Contains("free; prefill") && Contains("free; decode"));
+}
+
+TEST_CASE("deals have seeds of their own, and prices that are off are off for all policies") {
+  const TemporaryFolder folder;
+  Json json = study_file();
+  json["cases"] = Json::parse(R"([{"free": {"/charges": {"token_routing": "none"}}}])");
+  json["sequences"] = {3};
+  const auto rows_of = [&](const char* file) {
+    const RegimeStudy study = study_of(json);
+    run_study(study, folder / file);
+    return regime_rows(study, Store::open(folder / file).read());
+  };
+  json["samples"] = 2;
+  const std::vector<RegimeRow> one = rows_of("one.sqlite");
+  json["samples"] = 4;
+  json["deals"] = 2;
+  json["price_errors"] = true;
+  const std::vector<RegimeRow> two = rows_of("two.sqlite");
+  REQUIRE(one.size() == two.size());
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    CHECK(one[i].off_ms.empty());
+    REQUIRE(two[i].ms.size() == 4);
+    REQUIRE(two[i].off_ms.size() == 4);
+    // The first deal is what a study of one deal has; the second one has other batches.
+    CHECK(std::equal(one[i].ms.begin(), one[i].ms.end(), two[i].ms.begin()));
+    CHECK(two[i].ms[2] != two[i].ms[0]);
+    CHECK(two[i].off_ms != two[i].ms);
+  }
+  json["deals"] = 3;
+  CHECK_THAT(config_error([&] { study_of(json); }), Contains("give a multiple"));
 }
 
 TEST_CASE("a study leaves out slices that some kernels do not take") {

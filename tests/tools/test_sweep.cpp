@@ -727,15 +727,6 @@ TEST_CASE("a comparison pairs points that are equal in everything else") {
   CHECK(json["summary"]["median_ttft_ms"]["ratio"].is_null());
 }
 
-TEST_CASE("a sign test counts how unequally a fair coin would fall") {
-  // 5 to 0: 2 * 1/32. 4 to 1: 2 * (1 + 5)/32. 2 to 2: certain.
-  CHECK_THAT(sign_test(5, 0), test::WithinRel(2. / 32, 1e-12));
-  CHECK_THAT(sign_test(1, 4), test::WithinRel(12. / 32, 1e-12));
-  CHECK(sign_test(2, 2) == 1);
-  CHECK(sign_test(3000, 3000) == 1);
-  CHECK(sign_test(0, 0) == 1);
-}
-
 TEST_CASE("an interval over seeds tells a difference from noise") {
   // Three seeds of two loads: metro's throughput is 0.9 to 1.1 times even's, its TPOT 0.8 to 0.82.
   const auto compared = [](std::vector<int> seeds) {
@@ -753,55 +744,33 @@ TEST_CASE("an interval over seeds tells a difference from noise") {
   CHECK(three.pairs[0].point != three.pairs[3].point);
   const RatioSummary& throughput = three.summary[0];
   REQUIRE(throughput.interval);
-  CHECK(throughput.within_noise());
-  // Three samples, whatever the number of points: 4.303 standard errors of their logarithms.
-  const double logs[] = {std::log(.9), 0, std::log(1.1)}, middle = (logs[0] + logs[2]) / 3;
-  double squares = 0;
-  for (const double log : logs) squares += (log - middle) * (log - middle);
-  const double half = 4.302652729911275 * std::sqrt(squares / 2 / 3);
-  CHECK_THAT(throughput.interval->first, test::WithinRel(std::exp(middle - half), 1e-9));
-  CHECK_THAT(throughput.interval->second, test::WithinRel(std::exp(middle + half), 1e-9));
+  CHECK(throughput.interval->first < .9);  // three samples, whatever the number of points
+  CHECK(throughput.interval->second > 1.1);
+  CHECK_THAT(throughput.p_better, test::WithinAbs(.5, .1));
   const RatioSummary& tpot = three.summary[2];
-  CHECK(!tpot.within_noise());
+  CHECK(tpot.p_better > .95);
   CHECK(tpot.interval->first > .78);
   CHECK(tpot.interval->second < .84);
   CHECK(tpot.interval->first < *tpot.ratio);
   CHECK(tpot.wins == 6);
-  CHECK_THAT(tpot.sign_test, test::WithinRel(2. / 8, 1e-12));  // three seeds
-  CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("within the noise"));
   // A point is one line: throughput .9, 1 and 1.1, whose geometric mean is the third root of .99;
   // TPOT .8, .81 and .82.
   REQUIRE(three.points.size() == 2);
   REQUIRE(three.point_axes.size() == 1);
   CHECK(three.points[1].settings == std::vector<Json>{2});
   CHECK_THAT(*three.points[1].ratios[0].ratio, test::WithinRel(std::cbrt(.99), 1e-12));
-  CHECK(three.points[1].ratios[0].within_noise());
   CHECK(three.points[1].ratios[2].interval->second < .84);
-  CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("0.997~"));
-  CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("0.810 "));
+  CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("0.810 (1.00)"));
   const OrderedJson point = comparison_json(three)["points"][1];
   CHECK(point["settings"] == OrderedJson{{"/load", 2}});
-  CHECK(point["ratios"]["total_token_throughput"]["within_noise"] == true);
+  CHECK(point["ratios"]["median_tpot_ms"]["p_better"] == tpot.p_better);
   CHECK(comparison_json(compared({1}))["points"].empty());
   // One seed says nothing about others.
   CHECK(!compared({1}).summary[2].interval);
   CHECK_THAT(comparison_text(compared({1})), Catch::Matchers::Contains("several seeds"));
 }
 
-TEST_CASE("Student's t holds 95 %") {
-  // A table's values.
-  for (const auto& [degrees, t] : {std::pair{1, 12.7062},
-                                   {2, 4.30265},
-                                   {3, 3.18245},
-                                   {4, 2.77645},
-                                   {9, 2.26216},
-                                   {30, 2.04227},
-                                   {1000, 1.96234}}) {
-    CHECK_THAT(student_t(std::size_t(degrees)), test::WithinRel(t, 1e-5));
-  }
-}
-
-TEST_CASE("95 % intervals hold the truth in 90 to 98 % of sweeps whose points share their seeds") {
+TEST_CASE("90 % intervals hold the truth in 85 to 95 % of sweeps whose points share their seeds") {
   Rng rng(5, "coverage of intervals");
   const auto normal = [&] {
     return std::sqrt(-2 * std::log(1 - rng.uniform())) *
@@ -825,9 +794,30 @@ TEST_CASE("95 % intervals hold the truth in 90 to 98 % of sweeps whose points sh
       held += interval->first <= truth && truth <= interval->second ? 1 : 0;
     }
     CAPTURE(seeds, held);
-    CHECK(held >= .90 * sweeps);
-    CHECK(held <= .98 * sweeps);
+    CHECK(held >= .85 * sweeps);
+    CHECK(held <= .95 * sweeps);
   }
+}
+
+TEST_CASE("recordings are samples of a point, and deals where each has several seeds") {
+  // Seeds hardly matter, recordings do: three seeds of each are no twelve samples.
+  StoredSweep sweep;
+  sweep.axes = named_axes({"/workload/gating/trace", "/routing", "/seed"});
+  for (const auto& [trace, gain] : {std::pair{"a", .90}, {"b", 1.0}, {"c", 1.05}, {"d", .97}}) {
+    for (const int seed : {1, 2, 3}) {
+      add_pair(sweep, 1, seed, metrics(10, 100), metrics(10, 100 * gain + .01 * seed));
+      for (std::size_t side = 1; side <= 2; ++side)
+        sweep.points[sweep.points.size() - side].config["workload"]["gating"]["trace"] = trace;
+    }
+  }
+  const Comparison compared = even_against_metro(sweep);
+  REQUIRE(compared.points.size() == 1);
+  CHECK(compared.point_axes.empty());
+  const RatioSummary& throughput = compared.summary[0];
+  REQUIRE(throughput.interval);
+  CHECK(throughput.interval->first < .92);
+  CHECK(throughput.interval->second > 1.04);
+  CHECK(throughput.p_better < .5);
 }
 
 TEST_CASE("an interval is over the seeds that every point has") {

@@ -180,16 +180,19 @@ TEST_CASE("intervals hold their median, and are the same on any number of thread
 
 TEST_CASE("constants are drawn again within physics, another draw gives others") {
   const ExperimentSpec base = read_spec(tiny());
+  const auto drawn_gpu = [&](int draw) {
+    PoolSpec pool = base.pools.front();
+    resample_hardware(pool, draw);
+    return pool.cluster.gpu;
+  };
   for (int draw = 0; draw < 20; ++draw) {
-    const GpuSpec gpu = resampled(base, draw).pools.front().cluster.gpu;
+    const GpuSpec gpu = drawn_gpu(draw);
     for (const auto& [family, kernel] : gpu.kernels) {
       CHECK(kernel.bandwidth_share <= 1);
       for (const auto& [precision, share] : kernel.peak_share) CHECK(share <= 1);
     }
   }
-  const auto launch = [&](int draw) {
-    return resampled(base, draw).pools.front().cluster.gpu.kernel(gemm_kernel).launch;
-  };
+  const auto launch = [&](int draw) { return drawn_gpu(draw).kernel(gemm_kernel).launch; };
   CHECK(launch(1) == launch(1));
   CHECK(launch(1) != launch(2));
 }
@@ -212,7 +215,9 @@ TEST_CASE("what follows from constants follows from those that were drawn") {
   const auto expert = [](const Experiment& e) {
     return e.decode().rules.of(StepKind::decode).router->objective()->weight_time;
   };
-  const Experiment base = deploy(spec, traces), drawn = deploy(resampled(spec, 1), traces);
+  ExperimentSpec off = spec;
+  for (PoolSpec& pool : off.pools) resample_hardware(pool, 1);
+  const Experiment base = deploy(spec, traces), drawn = deploy(off, traces);
   CHECK(link(drawn) != link(base));
   CHECK(link(drawn) == crossing(Fabric(drawn.decode().cluster)));
   CHECK(expert(drawn) != expert(base));

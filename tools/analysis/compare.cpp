@@ -5,13 +5,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
-#include <numbers>
-#include <numeric>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "hardware/parse_json.hpp"
+#include "sim/gain/gain.hpp"
 #include "tools/analysis/comparable.hpp"
 #include "tools/cli/table.hpp"
 
@@ -20,6 +20,8 @@ namespace moesim {
 namespace {
 
 using Settings = std::span<const Setting>;
+
+constexpr const char* recording_pointer = "/workload/gating/trace";
 
 // Pointers that both sides name: by whole values or, where all are texts, by the policy's type.
 using ComparedPointers = std::map<std::string, bool>;  // pointer -> whole
@@ -170,57 +172,48 @@ PointPair pair_of(const StoredPoint& baseline, const StoredPoint& candidate) {
   return pair;
 }
 
-// Logarithms of one metric's ratios: of each seed, by the pair's point.
-using BySeed = std::map<std::string, std::map<std::size_t, double>>;
+// Logarithms of one metric's ratios: of each recording and seed, by the pair's point.
+using BySample = std::map<std::pair<std::string, std::string>, std::map<std::size_t, double>>;
 
-// The mean of each seed over the points, of seeds that all points have. Runs of one seed share
+// The mean of each sample over the points, of samples that all points have. Runs of one seed share
 // their routing and their arrivals, and so are one sample together, whatever their number.
-std::vector<double> means_of(const BySeed& seeds, std::size_t points) {
+std::optional<SampledGain> gain_of(const BySample& samples, std::size_t points) {
   std::vector<double> means;
-  for (const auto& [seed, ratios] : seeds) {
+  std::map<std::string, std::size_t> seeds_of;  // by recording
+  for (const auto& [sample, ratios] : samples) {
     if (ratios.size() < points) continue;
     double sum = 0;
     for (const auto& [point, ratio] : ratios) sum += ratio;
     means.push_back(sum / double(points));
+    ++seeds_of[sample.first];
   }
-  return means;
-}
-
-// Student's interval of the mean of these logarithms, as ratios.
-std::optional<std::pair<double, double>> interval_of(const std::vector<double>& means) {
   if (means.size() < 2) return std::nullopt;
-  const auto n = double(means.size());
-  const double middle = std::accumulate(means.begin(), means.end(), 0.0) / n;
-  double squares = 0;
-  for (const double mean : means) squares += (mean - middle) * (mean - middle);
-  const double half = student_t(means.size() - 1) * std::sqrt(squares / (n - 1) / n);
-  return std::pair(std::exp(middle - half), std::exp(middle + half));
+  const bool even = std::ranges::all_of(
+      seeds_of, [&](const auto& of) { return of.second == seeds_of.begin()->second; });
+  return Worlds(means.size(), even ? seeds_of.size() : 1).mean(means);
 }
 
 RatioSummary summarize(const std::vector<PointPair>& pairs, std::size_t metric) {
   const bool more_is_better = compared_metrics[metric].more_is_better();
-  const auto count = [&](double log, std::size_t& wins, std::size_t& losses) {
-    if (log != 0) ++((log > 0) == more_is_better ? wins : losses);
-  };
   RatioSummary summary;
-  BySeed seeds;
+  BySample samples;
   std::set<std::size_t> points;
   double logarithms = 0;
   for (const PointPair& pair : pairs) {
     const auto& ratio = pair.ratios[metric];
     if (!ratio) continue;
     ++summary.pairs;
-    logarithms += std::log(*ratio);
-    seeds[pair.seed][pair.point] = std::log(*ratio);
+    const double log = std::log(*ratio);
+    logarithms += log;
+    samples[pair.sample][pair.point] = log;
     points.insert(pair.point);
-    count(std::log(*ratio), summary.wins, summary.losses);
+    if (log != 0) ++((log > 0) == more_is_better ? summary.wins : summary.losses);
   }
   if (summary.pairs > 0) summary.ratio = std::exp(logarithms / double(summary.pairs));
-  const std::vector<double> means = means_of(seeds, points.size());
-  summary.interval = interval_of(means);
-  std::size_t wins = 0, losses = 0;
-  for (const double mean : means) count(mean, wins, losses);
-  if (summary.interval) summary.sign_test = sign_test(wins, losses);
+  if (const std::optional<SampledGain> gain = gain_of(samples, points.size())) {
+    summary.interval = std::pair(std::exp(gain->low), std::exp(gain->high));
+    summary.p_better = more_is_better ? 1 - gain->p_less : gain->p_less;
+  }
   return summary;
 }
 
@@ -239,7 +232,7 @@ void add_settings(Comparison& comparison, const std::vector<Axis>& axes,
   }
 }
 
-// Points with several seeds, each as one.
+// Points with several seeds or recordings, each as one.
 void add_points(Comparison& comparison) {
   std::vector<std::vector<PointPair>> pairs_of;
   for (const PointPair& pair : comparison.pairs) {
@@ -247,9 +240,14 @@ void add_points(Comparison& comparison) {
     pairs_of[pair.point].push_back(pair);
   }
   if (std::ranges::all_of(pairs_of, [](const auto& pairs) { return pairs.size() == 1; })) return;
-  std::vector<std::size_t> kept;
+  std::vector<std::size_t> kept;  // axes of points, not of their samples
   for (std::size_t axis = 0; axis < comparison.axes.size(); ++axis) {
-    if (comparison.axes[axis].pointer != seed_pointer) kept.push_back(axis);
+    if (std::ranges::all_of(pairs_of, [&](const auto& pairs) {
+          return std::ranges::all_of(pairs, [&](const PointPair& pair) {
+            return pair.settings[axis] == pairs.front().settings[axis];
+          });
+        }))
+      kept.push_back(axis);
   }
   for (const std::size_t axis : kept) comparison.point_axes.push_back(comparison.axes[axis]);
   for (const std::vector<PointPair>& pairs : pairs_of) {
@@ -267,8 +265,11 @@ OrderedJson ratio_json(const std::optional<double>& ratio) {
   return ratio ? OrderedJson(*ratio) : OrderedJson();
 }
 
-OrderedJson interval_json(const RatioSummary& of) {
-  return of.interval ? OrderedJson{of.interval->first, of.interval->second} : OrderedJson();
+// Adds interval and P of a ratio.
+void add_chance(OrderedJson& json, const RatioSummary& of) {
+  json["interval"] =
+      of.interval ? OrderedJson{of.interval->first, of.interval->second} : OrderedJson();
+  json["p_better"] = of.interval ? OrderedJson(of.p_better) : OrderedJson();
 }
 
 }  // namespace
@@ -297,38 +298,6 @@ std::vector<Setting> parse_settings(const std::vector<std::string>& texts) {
   std::vector<Setting> settings;
   for (const std::string& text : texts) settings.push_back(parse_setting(text));
   return settings;
-}
-
-double sign_test(std::size_t wins, std::size_t losses) {
-  const auto n = double(wins + losses);
-  double outcomes = 0;  // P(at most the fewer of both), binomial with p = 1/2
-  for (std::size_t k = 0; k <= std::min(wins, losses); ++k) {
-    const double ways =
-        std::lgamma(n + 1) - std::lgamma(double(k) + 1) - std::lgamma(n - double(k) + 1);
-    outcomes += std::exp(ways - n * std::numbers::ln2);
-  }
-  return std::min(1., 2 * outcomes);
-}
-
-double student_t(std::size_t degrees) {
-  // The share of outcomes within tan(angle) sqrt(degrees) of 0 is a finite sum
-  // (Abramowitz, Stegun 26.7.3 and 26.7.4).
-  const auto within = [&](double angle) {
-    const double cosine = std::cos(angle);
-    const bool odd = degrees % 2 == 1;
-    double term = odd ? cosine : 1, sum = degrees == 1 ? 0 : term;
-    for (std::size_t k = odd ? 3 : 2; k + 1 < degrees; k += 2) {
-      term *= cosine * cosine * double(k - 1) / double(k);
-      sum += term;
-    }
-    return odd ? 2 / std::numbers::pi * (angle + std::sin(angle) * sum) : std::sin(angle) * sum;
-  };
-  double low = 0, high = std::numbers::pi / 2;
-  for (int halving = 0; halving < 60; ++halving) {
-    const double middle = (low + high) / 2;
-    (within(middle) < .95 ? low : high) = middle;
-  }
-  return std::tan(low) * std::sqrt(double(degrees));
 }
 
 StoredSweep points_with(const StoredSweep& sweep, Settings settings) {
@@ -385,11 +354,15 @@ Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candida
       add_difference(comparison.coupled, pointer, before, after);
     }
     rests.push_back(&group.rest);
-    Json seedless = group.rest;
-    comparison.pairs.back().seed = seedless.value("seed", Json()).dump();
-    seedless.erase("seed");
-    comparison.pairs.back().point =
-        point_of.emplace(seedless.dump(), point_of.size()).first->second;
+    Json without = group.rest;
+    auto& [recording, seed] = comparison.pairs.back().sample;
+    seed = without.value("seed", Json()).dump();
+    without.erase("seed");
+    if (const Json* trace = find_value(without, recording_pointer)) {
+      recording = trace->dump();
+      erase_at(without, recording_pointer);
+    }
+    comparison.pairs.back().point = point_of.emplace(without.dump(), point_of.size()).first->second;
   }
   if (rests.empty()) {
     throw ConfigError(fmt::format(
@@ -423,7 +396,8 @@ std::string ratios_text(const Comparison& comparison) {
     for (const PointSummary& point : comparison.points) {
       auto& row = begin_row(point.settings);
       for (const RatioSummary& of : point.ratios)
-        row.push_back(ratio_text(of.ratio) + (of.within_noise() ? "~" : ""));
+        row.push_back(ratio_text(of.ratio) +
+                      (of.interval ? fmt::format(" ({:.2f})", of.p_better) : ""));
     }
   } else {
     for (const PointPair& pair : comparison.pairs) {
@@ -432,7 +406,7 @@ std::string ratios_text(const Comparison& comparison) {
     }
   }
   std::string text = narrow_table(std::move(head), std::move(rows), axes.size());
-  if (by_point) text += "geometric means over the seeds; ~: within the noise of the seeds\n";
+  if (by_point) text += "geometric means over the seeds; (P that the candidate is better)\n";
   return text + "\n";
 }
 
@@ -440,17 +414,16 @@ std::string ratios_text(const Comparison& comparison) {
 
 std::string comparison_text(const Comparison& comparison) {
   bool seeds = false;
-  Table summary({"candidate / baseline", "geometric mean", "95 % interval", "better", "worse",
-                 "pairs", "sign test", ""});
+  Table summary({"candidate / baseline", "geometric mean", "90 % interval", "P(better)", "better",
+                 "worse", "pairs"});
   for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
     const RatioSummary& of = comparison.summary[m];
     summary.add({std::string(compared_metrics[m].name), ratio_text(of.ratio),
                  of.interval
                      ? fmt::format("{:.3f} to {:.3f}", of.interval->first, of.interval->second)
                      : "-",
-                 std::to_string(of.wins), std::to_string(of.losses), std::to_string(of.pairs),
-                 of.interval ? fmt::format("{:.2g}", of.sign_test) : "-",
-                 of.within_noise() ? "within the noise" : ""});
+                 of.interval ? fmt::format("{:.2f}", of.p_better) : "-", std::to_string(of.wins),
+                 std::to_string(of.losses), std::to_string(of.pairs)});
     seeds = seeds || of.interval;
   }
   std::string text = ratios_text(comparison) + summary.text();
@@ -460,8 +433,8 @@ std::string comparison_text(const Comparison& comparison) {
                         also.baseline.is_null() ? "the default" : setting_text(also.baseline));
   if (!seeds)
     text +=
-        "no intervals: that takes several seeds that every point has, \"seeds\": [1, 2, 3] in the "
-        "sweep\n";
+        "no intervals: these take several seeds or recordings that every point has, \"seeds\": "
+        "[1, 2, 3] in the sweep\n";
   if (comparison.unpaired > 0)
     text += fmt::format("{} points have no partner on the other side\n", comparison.unpaired);
   if (comparison.not_done > 0)
@@ -484,13 +457,12 @@ OrderedJson comparison_json(const Comparison& comparison) {
   }
   for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
     const RatioSummary& of = comparison.summary[m];
-    json["summary"][std::string(compared_metrics[m].name)] = {{"ratio", ratio_json(of.ratio)},
-                                                              {"pairs", of.pairs},
-                                                              {"wins", of.wins},
-                                                              {"losses", of.losses},
-                                                              {"interval", interval_json(of)},
-                                                              {"sign_test", of.sign_test},
-                                                              {"within_noise", of.within_noise()}};
+    OrderedJson& entry = json["summary"][std::string(compared_metrics[m].name)];
+    entry = {{"ratio", ratio_json(of.ratio)},
+             {"pairs", of.pairs},
+             {"wins", of.wins},
+             {"losses", of.losses}};
+    add_chance(entry, of);
   }
   json["points"] = OrderedJson::array();
   for (const PointSummary& point : comparison.points) {
@@ -499,10 +471,9 @@ OrderedJson comparison_json(const Comparison& comparison) {
       entry["settings"][comparison.point_axes[i].pointer] = point.settings[i];
     for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
       const RatioSummary& of = point.ratios[m];
-      entry["ratios"][std::string(compared_metrics[m].name)] = {
-          {"ratio", ratio_json(of.ratio)},
-          {"interval", interval_json(of)},
-          {"within_noise", of.within_noise()}};
+      OrderedJson& ratio = entry["ratios"][std::string(compared_metrics[m].name)];
+      ratio = {{"ratio", ratio_json(of.ratio)}};
+      add_chance(ratio, of);
     }
     json["points"].push_back(std::move(entry));
   }

@@ -53,8 +53,8 @@ StoredSweep points_with(const StoredSweep&, std::span<const Setting> settings);
 struct PointPair {
   std::string baseline, candidate;  ///< config hashes
   std::vector<Json> settings;       ///< what tells the pair from others, null where it has none
-  std::size_t point = 0;            ///< the same for pairs that differ in the seed alone
-  std::string seed;                 ///< as JSON
+  std::size_t point = 0;  ///< the same for pairs that differ in the seed or the recording alone
+  std::pair<std::string, std::string> sample;  ///< recording and seed, as JSON
   /// Candidate over baseline; nothing where either lacks the metric or the baseline is 0.
   std::array<std::optional<double>, compared_metrics.size()> ratios;
 };
@@ -62,26 +62,18 @@ struct PointPair {
 struct RatioSummary {
   std::optional<double> ratio;                  ///< geometric mean; nothing without pairs
   std::size_t pairs = 0, wins = 0, losses = 0;  ///< of the candidate
-  /// Student's 95 % interval of the mean over all seeds. Each seed that every point has is one
-  /// sample: its mean over the points. Nothing of fewer than two such seeds.
+  /// The 90 % interval of the mean over all seeds. Each seed that every point has is one sample:
+  /// its mean over the points. With several recordings each is a deal, with as many seeds. Nothing
+  /// of fewer than two seeds or recordings.
   std::optional<std::pair<double, double>> interval;
-  /// How likely seeds are to be as unequally split into wins and losses where both are equally
-  /// likely: two-sided sign test of their means. Ties are left out; 1 without an interval.
-  double sign_test = 1;
-  /// True if the interval holds 1: the difference is no more than seeds make.
-  bool within_noise() const { return interval && interval->first <= 1 && interval->second >= 1; }
+  double p_better = 0.5;  ///< P(the candidate is better), by the same; .5 without an interval
 };
 
-/// Summary of the seeds of one point.
+/// Summary of the seeds and recordings of one point.
 struct PointSummary {
-  std::vector<Json> settings;  ///< as a pair's, without the seed
+  std::vector<Json> settings;  ///< as a pair's, without seed and recording
   std::array<RatioSummary, compared_metrics.size()> ratios;
 };
-
-/// The number of standard errors on either side of a mean that hold the truth in 95 % of cases.
-double student_t(std::size_t degrees_of_freedom);
-/// P(a fair coin falls at least as unequally as `wins` to `losses`).
-double sign_test(std::size_t wins, std::size_t losses);
 
 /// A key that the sweep couples to what is compared, so that pairs differ in it too.
 struct CoupledDifference {
@@ -113,9 +105,8 @@ Comparison compare(const StoredSweep&, std::span<const Setting> baseline,
 std::string comparison_text(const Comparison&);
 /// {"pairs": [{"baseline", "candidate", "settings": {pointer: value}, "ratios": {metric: ratio}}],
 ///  "summary": {metric: {"ratio", "pairs", "wins", "losses", "interval": [low, high] or null,
-///  "sign_test", "within_noise"}}, "points": [{"settings", "ratios": {metric: {"ratio", "interval",
-///  "within_noise"}}}], "coupled": [{"pointer", "baseline", "candidate"}], "unpaired",
-///  "not_done"}
+///  "p_better" or null}}, "points": [{"settings", "ratios": {metric: {"ratio", "interval",
+///  "p_better"}}}], "coupled": [{"pointer", "baseline", "candidate"}], "unpaired", "not_done"}
 OrderedJson comparison_json(const Comparison&);
 
 /// Limit to keep: "total_token_throughput < 0.98", on the geometric mean of the ratios.

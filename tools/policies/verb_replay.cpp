@@ -48,7 +48,7 @@ struct ExtraColumns {
     misses = first.hit_rate.has_value();
     shared = first.max_tokens_with_shared_mean.has_value();
     near = first.own_gpu_share.has_value();
-    resampled = first.requests_margin.has_value();
+    resampled = !first.activated_of_resample.empty();
   }
 
   std::vector<std::string> names() const {
@@ -58,7 +58,7 @@ struct ExtraColumns {
     if (brings) names.push_back("copies");
     if (shared) names.push_back("with shared");
     if (near) names.insert(names.end(), {"own GPU", "own node"});
-    if (resampled) names.insert(names.end(), {"+- requests", "% of first", "+-"});
+    if (resampled) names.insert(names.end(), {"% of first", "90 % interval", "P(less)"});
     return names;
   }
 
@@ -71,10 +71,10 @@ struct ExtraColumns {
     for (const auto& share : {row.own_gpu_share, row.own_node_share})
       if (near) cells.push_back(percent(share.value_or(0), 2));
     if (resampled) {
-      cells.push_back(fmt::format("{:.3f}", row.requests_margin.value_or(0)));
-      const auto& change = row.against_first;
-      cells.push_back(change ? fmt::format("{:+.2f}", change->percent) : "-");
-      cells.push_back(change ? fmt::format("{:.2f}", change->margin) : "-");
+      const auto& gain = row.against_first;
+      cells.push_back(gain ? fmt::format("{:+.2f}", gain->change) : "-");
+      cells.push_back(gain ? fmt::format("{:+.2f} to {:+.2f}", gain->low, gain->high) : "-");
+      cells.push_back(gain ? fmt::format("{:.2f}", gain->p_less) : "-");
     }
     return cells;
   }
@@ -90,8 +90,10 @@ struct ExtraColumns {
       text += "own GPU, own node: selections that the GPU or the node of their token serves.\n";
     if (resampled)
       text +=
-          "+- requests: 95 % interval over resampled requests. % of first: slots against the first "
-          "placement's\nwith the same routing, and the interval of that over the same resamples.\n";
+          "% of first: slots against the first placement's with the same routing; of the first "
+          "placement's against\nits first routing. Interval and P: over recordings that could as "
+          "well "
+          "have been made, with other halves\nto fit on and to score.\n";
     return text;
   }
 
@@ -246,7 +248,9 @@ void add_scoring(CLI::App& command, ReplayOptions& options) {
   option(command, "--cut", config.cuts,
          "rows of experts cut over so many GPUs too; slots in whole experts", comma_separated);
   option(command, "--bootstrap", config.bootstrap,
-         "resamples of the requests, for intervals over requests (0)", CLI::Range(0, 1000));
+         "recordings drawn again from the requests: P(less slots than the first row), and the "
+         "interval (0)",
+         CLI::Range(0, 1000));
 }
 
 }  // namespace

@@ -576,7 +576,7 @@ function show_comparisons() {
   by_id('compare').hidden = !data.comparisons.length;
   const moves = m => data.comparisons.some(c => c.summary[m.name].wins + c.summary[m.name].losses > 0);
   const names = data.compared.filter(moves);
-  const unsure = s => s.within_noise || (!s.interval && (Math.abs(s.ratio - 1) < 0.01 || (s.wins > 0 && s.losses > 0 && by_chance(s.wins, s.losses) > 0.05)));
+  const unsure = s => (s.interval ? s.p_better > 0.05 && s.p_better < 0.95 : Math.abs(s.ratio - 1) < 0.01 || (s.wins > 0 && s.losses > 0 && by_chance(s.wins, s.losses) > 0.05));
   const title_of = c => `${c.candidate.startsWith(c.axis) ? '' : `${c.axis}: `}${c.candidate} over ${c.baseline}`;
   const summary = element('table', {},
     element('thead', {}, element('tr', {}, ['', ...names.map(m => m.label), 'pairs'].map((t, i) => element('th', { class: i ? '' : 'text' }, t)))),

@@ -93,14 +93,11 @@ OrderedJson band(const std::vector<double>& values) {
 
 }  // namespace
 
-ExperimentSpec resampled(ExperimentSpec spec, int draw) {
-  for (PoolSpec& pool : spec.pools) {
-    pool.each_cluster([&](ClusterSpec& cluster) {
-      resample_constants(cluster.gpu, pool.seed, draw);
-      resample_tables(cluster.gpu, pool.seed, draw);
-    });
-  }
-  return spec;
+void resample_hardware(PoolSpec& pool, int draw) {
+  pool.each_cluster([&](ClusterSpec& cluster) {
+    resample_constants(cluster.gpu, pool.seed, draw);
+    resample_tables(cluster.gpu, pool.seed, draw);
+  });
 }
 
 Traces resampled(Traces traces, std::uint64_t seed, int draw) {
@@ -125,9 +122,10 @@ OrderedJson intervals(const ConfigNode& config, int runs,
     Json json = config.json();
     json["seed"] = Rng(seed, fmt::format("interval {} seed", i)).below(1u << 30);
     TraceLibrary traces;
-    const ExperimentSpec spec = read_spec(ConfigNode(std::move(json), config.file()));
+    ExperimentSpec spec = read_spec(ConfigNode(std::move(json), config.file()));
     const Traces drawn = resampled(traces.open(spec), spec.pools.back().seed, i);
-    reports[static_cast<std::size_t>(i)].metrics = run(deploy(resampled(spec, i), drawn)).metrics;
+    for (PoolSpec& pool : spec.pools) resample_hardware(pool, i);
+    reports[static_cast<std::size_t>(i)].metrics = run(deploy(spec, drawn)).metrics;
     const std::lock_guard lock(mutex);
     finished(++done);
   });

@@ -7,11 +7,12 @@
 
 namespace moesim {
 
-/// Hardware that could as well be true. The constants of every kernel family and collective make it
-/// faster or slower by exp(s z), z normal; s is what a fit's median error says of a normal's
-/// spread. `unmeasured_error` replaces it where a family was never measured on the GPU. Shares stay
-/// at most 1. Tables likewise, each by KernelTables::error(). `draw` names the copy. Pure.
-ExperimentSpec resampled(ExperimentSpec, int draw);
+/// Makes a pool's hardware one that could as well be true. The constants of every kernel family and
+/// collective make it faster or slower by exp(s z), z normal; s is what a fit's median error says
+/// of a normal's spread. `unmeasured_error` replaces it where a family was never measured on the
+/// GPU. Shares stay at most 1. Tables likewise, each by KernelTables::error(). `draw` names the
+/// copy.
+void resample_hardware(PoolSpec&, int draw);
 /// Recordings that could as well have been made. Their requests are drawn again with replacement,
 /// even ones from among even ones and odd from odd. So what a placement is fitted on stays apart.
 /// Generated traces stay as they are: a seed of their own draws them. Pure.

@@ -13,6 +13,7 @@
 #include "models/memory.hpp"
 #include "sim/serving/typical_step.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/run/intervals.hpp"
 #include "traces/import/forms.hpp"
 
 namespace moesim {
@@ -102,11 +103,10 @@ Json point_config(const RegimeStudy& study, const RegimePlace& place, double rep
         &study.exchanges[place.exchange].second, &study.policies[place.policy].second})
     set(config, *settings, study.base_file);
   if (replication > 0) set(config, {{ratio_key, replication}}, study.base_file);
-  return {{"experiment", std::move(config)},
-          {"sequences", study.sequences},
-          {"prompts", study.prompts},
-          {"context", study.context},
-          {"samples", study.samples}};
+  return {{"experiment", std::move(config)},   {"sequences", study.sequences},
+          {"prompts", study.prompts},          {"context", study.context},
+          {"samples", study.samples},          {"deals", study.deals},
+          {"price_errors", study.price_errors}};
 }
 
 // Steps of one size, by sample.
@@ -114,6 +114,7 @@ struct PricedSteps {
   Json ms = Json::array(), activated = Json::array(), read_mb = Json::array();
   /// Times of policies by global counts: deciding is free, as published, a fast kernel's.
   Json free_ms = Json::array(), published_ms = Json::array(), fast_ms = Json::array();
+  Json off_ms = Json::array();  ///< on hardware that could as well be true, if asked for
 };
 
 double mean_activated(const StepCost& cost) {
@@ -122,37 +123,59 @@ double mean_activated(const StepCost& cost) {
   return sum / static_cast<double>(std::max<std::size_t>(1, cost.moe_layers().size()));
 }
 
-PricedSteps price_steps(const Deployment& as_given, const StepContent& content, int samples) {
+// A deployment for one deal, and what it could be on other hardware: one for each sample, or none.
+struct DealtDeployment {
+  Deployment as_given;
+  std::vector<Deployment> off{};
+};
+
+Deployment on_drawn_hardware(Deployment deployment, int draw) {
+  resample_hardware(deployment, draw);
+  if (deployment.in_decode) {
+    Deployment in_decode = *deployment.in_decode;
+    resample_hardware(in_decode, draw);
+    deployment.in_decode = std::make_shared<const Deployment>(std::move(in_decode));
+  }
+  return deployment;
+}
+
+void price_steps(const DealtDeployment& dealt, const StepContent& content, int samples,
+                 PricedSteps& priced) {
+  const Deployment& as_given = dealt.as_given;
   Deployment deployment = as_given;
   const bool decides = deployment.rules.of(content.kind()).router->needs_global_counts();
   const double mb_of_expert =
       expert_bytes(deployment.model, deployment.parallel, deployment.precision).value() / 1e6;
+  const auto ms_of = [](const StepCost& cost) { return cost.total.count() * 1e3; };
   const auto step = [&] { return explain_step(deployment, content).cost; };
   const auto ms_if = [&](RoutingCharges taken) {
     Charges charges = routing_charges(taken);
     deployment.charges.token_routing = std::move(charges.token_routing);
     deployment.charges.top_k_of_all_tokens = charges.top_k_of_all_tokens;
-    const double ms = step().total.count() * 1e3;
+    const double ms = ms_of(step());
     deployment.charges = as_given.charges;
     return ms;
   };
-  PricedSteps priced;
   for (int sample = 0; sample < samples; ++sample) {
     // The batch is drawn by the seed, the same one for every policy.
     deployment.seed =
         Rng(as_given.seed, fmt::format("study/{}/{}", content.tokens(), sample)).bits();
     const StepCost cost = step();
     const double activated = mean_activated(cost);
-    priced.ms.push_back(cost.total.count() * 1e3);
+    priced.ms.push_back(ms_of(cost));
     priced.activated.push_back(activated);
     priced.read_mb.push_back(activated * mb_of_expert);
+    if (!dealt.off.empty()) {
+      Deployment off = dealt.off[static_cast<std::size_t>(sample)];
+      off.seed = deployment.seed;
+      priced.off_ms.push_back(ms_of(explain_step(off, content).cost));
+    }
     if (!decides) continue;
     const bool free = as_given.charges.source.empty();  // "none"
-    priced.free_ms.push_back(free ? cost.total.count() * 1e3 : ms_if(RoutingCharges::none));
+    priced.free_ms.push_back(free ? ms_of(cost) : ms_if(RoutingCharges::none));
     priced.published_ms.push_back(ms_if(RoutingCharges::measured));
     priced.fast_ms.push_back(ms_if(RoutingCharges::fast));
   }
-  return priced;
 }
 
 }  // namespace
@@ -161,7 +184,7 @@ std::span<const Key> regime_study_keys() {
   static constexpr Form experiment = form::file.or_a(form::any), named = form::object(named_keys),
                         lists = form::list(named), number = form::number(1, 100),
                         numbers = form::list(number), count = form::integer(1, 1e6),
-                        counts = form::list(count);
+                        counts = form::list(count), samples = form::integer(2, 1e6);
   static constexpr Key keys[] = {
       {"base", experiment, required, "an experiment, or the file of one"},
       {"cases", lists, required, "lists of settings: one of each makes a case"},
@@ -172,7 +195,9 @@ std::span<const Key> regime_study_keys() {
       {"sequences", counts, "[]", "per DP rank, in a decode step"},
       {"prompts", counts, "[]", "tokens of a DP rank's prompt, in a prefill step"},
       {"context", count, "1024", "tokens of each sequence"},
-      {"samples", count, "32", "batches of each size"}};
+      {"samples", samples, "32", "batches of each size, over all deals"},
+      {"deals", count, "1", "halves of the requests to fit on, by seeds of their own"},
+      {"price_errors", form::flag, "false", "price each sample as constants could be off, too"}};
   return keys;
 }
 
@@ -180,8 +205,8 @@ RegimeStudy read_regime_study(const ConfigNode& file) {
   return read_object(file, regime_study_keys, [&](ConfigReader& reader) {
     const ConfigNode base = file_or_inline(reader.child("base"));
     const RegimeStudy::Named as_in_base{{"", {}}};
-    RegimeStudy study{file.json(), base.file(), base.json(), {}, as_in_base, as_in_base,
-                      {},          {},          {},          {}, 0,          0};
+    RegimeStudy study{file.json(), base.file(), base.json(), {}, as_in_base, as_in_base, {},
+                      {},          {},          {},          0,  0,          1,          false};
     std::vector<RegimeStudy::Named> lists;
     for (const ConfigNode& list : reader.child("cases").list()) lists.push_back(read_named(list));
     study.cases = product(lists);
@@ -200,6 +225,11 @@ RegimeStudy read_regime_study(const ConfigNode& file) {
       file.fail("has no steps; give \"sequences\", \"prompts\" or both");
     study.context = static_cast<int>(reader.integer("context"));
     study.samples = static_cast<int>(reader.integer("samples"));
+    study.deals = static_cast<int>(reader.integer("deals"));
+    study.price_errors = reader.flag("price_errors");
+    if (study.samples % study.deals != 0)
+      reader.child("samples").fail(
+          fmt::format("are {} over {} deals; give a multiple", study.samples, study.deals));
     const auto reference = std::ranges::find_if(
         study.policies, [](const auto& policy) { return policy.first == "none"; });
     if (reference == study.policies.end())
@@ -244,17 +274,23 @@ void check_first(const RegimeStudy& study, const Sweep& sweep, TraceLibrary& tra
 
 std::string price_regime(const Json& point, const std::filesystem::path& base_file,
                          TraceLibrary& traces) {
-  const Experiment experiment =
-      load_experiment(ConfigNode(point.at("experiment"), base_file), traces);
-  const Deployment& deployment = experiment.decode();
+  const int deals = point.at("deals"), samples = point.at("samples").get<int>() / deals;
+  std::vector<DealtDeployment> dealt;
+  for (int deal = 0; deal < deals; ++deal) {
+    Json json = point.at("experiment");
+    if (deal > 0) json["seed"] = json.value("seed", 1) + deal;
+    dealt.push_back({load_experiment(ConfigNode(std::move(json), base_file), traces).decode()});
+    for (int sample = 0; point.at("price_errors") && sample < samples; ++sample)
+      dealt.back().off.push_back(on_drawn_hardware(dealt.back().as_given, deal * samples + sample));
+  }
+  const Deployment& deployment = dealt.front().as_given;
   // A run warns of slices that not every kernel takes; a study has none for them.
   ParallelPlan cut = deployment.parallel;
   if (!deployment.placement.empty() && deployment.placement.front().cut() > 0) cut.ep = 1;
   if (std::string warning = slice_warning(deployment.model, cut, deployment.precision);
       !warning.empty())
     throw ConfigError(warning);
-  const int ranks = deployment.parallel.dp, context = point.at("context"),
-            samples = point.at("samples");
+  const int ranks = deployment.parallel.dp, context = point.at("context");
   const double kv_tokens =
       static_cast<double>(deployment.memory.kv_blocks) * deployment.kv_layout.block_tokens * ranks;
   Json report{{"replication", deployment.replication_effective},
@@ -267,7 +303,8 @@ std::string price_regime(const Json& point, const std::filesystem::path& base_fi
   for (const int prompt : point.at("prompts").get<std::vector<int>>())
     steps.push_back(prefill_step(prompt));
   for (const StepContent& content : steps) {
-    PricedSteps priced = price_steps(deployment, content, samples);
+    PricedSteps priced;
+    for (const DealtDeployment& deal : dealt) price_steps(deal, content, samples, priced);
     const int batch = ranks * content.tokens();
     const double x =
         static_cast<double>(batch) * deployment.model.experts_per_token / deployment.model.experts;
@@ -281,7 +318,8 @@ std::string price_regime(const Json& point, const std::filesystem::path& base_fi
                                {"read_mb", std::move(priced.read_mb)},
                                {"free_ms", std::move(priced.free_ms)},
                                {"published_ms", std::move(priced.published_ms)},
-                               {"fast_ms", std::move(priced.fast_ms)}});
+                               {"fast_ms", std::move(priced.fast_ms)},
+                               {"off_ms", std::move(priced.off_ms)}});
   }
   return report.dump();
 }

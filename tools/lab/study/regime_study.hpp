@@ -31,7 +31,9 @@ struct RegimeStudy {
   std::vector<int> sequences;  ///< per DP rank, in decode steps
   std::vector<int> prompts;    ///< tokens of a DP rank's one prompt, in prefill steps
   int context = 0;             ///< tokens of each sequence
-  int samples = 0;             ///< batches of each size
+  int samples = 0;             ///< batches of each size, over all deals
+  int deals = 1;               ///< halves of the requests that placements are fitted on
+  bool price_errors = false;   ///< prices each sample once more, as constants could be off
 };
 
 /// Reads a study file:
@@ -42,7 +44,8 @@ struct RegimeStudy {
 ///    "exchanges": {"all-to-all": {"/dispatch/decode": "all_to_all"}, ...},
 ///    "policies": {"none": {"/placement/replication": 1, ...}, "metro": {...}, ...},
 ///    "replications": [1.125, 1.25, 1.5],   of policies that set none of their own
-///    "sequences": [1, 4, 16], "prompts": [512], "context": 1024, "samples": 32}
+///    "sequences": [1, 4, 16], "prompts": [512], "context": 1024, "samples": 32,
+///    "deals": 4, "price_errors": true}
 ///
 /// Cases, constants, exchanges and policies come in the order of their names. Throws ConfigError.
 RegimeStudy read_regime_study(const ConfigNode& file);
@@ -62,8 +65,9 @@ Sweep points_of(const RegimeStudy&);
 void check_first(const RegimeStudy&, const Sweep&, TraceLibrary&);
 /// Prices a point's steps, sample by sample: their times, what the busiest GPU reads of experts,
 /// and how long its policy takes to decide. Batches and traces are those of the other half than
-/// placements are fitted on where the point's placement says so ("disjoint"). Throws ConfigError,
-/// also where experts are cut into slices that some kernels do not take.
+/// placements are fitted on where the point's placement says so ("disjoint"). Each deal has seeds
+/// and halves of its own. Throws ConfigError, also where experts are cut into slices that some
+/// kernels do not take.
 std::string price_regime(const Json& point, const std::filesystem::path& base_file, TraceLibrary&);
 
 }  // namespace moesim

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -58,8 +59,12 @@ std::string named(const RegimeStudy& study, const RegimeRow& row) {
                              : policy_of(study, row);
 }
 
-std::string signed_percent(const PairedGain& gain) {
-  return fmt::format("{:+.1f} +-{:.1f}", gain.percent, gain.margin);
+std::string interval(const SampledGain& gain) {
+  return fmt::format("{:+.1f} to {:+.1f}", gain.low, gain.high);
+}
+
+double percent_of(const std::vector<double>& values, const std::vector<double>& against) {
+  return 100 * (mean_of(values) / mean_of(against) - 1);
 }
 
 double kv_change(const RegimeRow& row, const RegimeRow& reference) {
@@ -72,10 +77,12 @@ std::string map_text(const RegimeStudy& study, const std::vector<RegimeCell>& ce
   std::vector<std::string> head{"x", "batch", "fastest"};
   if (tells_exchange) head.push_back("behind");
   for (const std::string& column :
-       {"step % of " + study.policies.front().first, std::string("% of metro"),
-        std::string("expert bytes %"), std::string("KV %"), std::string("as fast, most KV")})
+       {"step % of " + study.policies.front().first, std::string("90 %"), std::string("P"),
+        std::string("% of metro"), std::string("P"), std::string("expert bytes %"),
+        std::string("KV %"), std::string("as fast, most KV")})
     head.push_back(column);
   Table table(head);
+  const Worlds worlds = worlds_of(study);
   bool any = false;
   for (const RegimeCell& cell : cells) {
     const RegimeRow& best = *cell.fastest;
@@ -84,10 +91,15 @@ std::string map_text(const RegimeStudy& study, const std::vector<RegimeCell>& ce
     std::vector<std::string> line{fmt::format("{:.3g}", best.x), fmt::format("{}", best.batch),
                                   named(study, best)};
     if (tells_exchange) line.push_back(study.exchanges[best.place.exchange].first);
+    const SampledGain gain = worlds.percent(best.steps(), cell.reference->steps());
+    const std::optional<SampledGain> of_metro =
+        cell.metro ? std::optional(worlds.percent(best.steps(), cell.metro->steps()))
+                   : std::nullopt;
     for (const std::string& value :
-         {signed_percent(paired_gain(best.ms, cell.reference->ms)),
-          cell.metro ? signed_percent(paired_gain(best.ms, cell.metro->ms)) : "-",
-          fmt::format("{:+.1f}", paired_gain(best.read_mb, cell.reference->read_mb).percent),
+         {fmt::format("{:+.1f}", gain.change), interval(gain), fmt::format("{:.2f}", gain.p_less),
+          of_metro ? fmt::format("{:+.1f}", of_metro->change) : "-",
+          of_metro ? fmt::format("{:.2f}", of_metro->p_less) : "-",
+          fmt::format("{:+.1f}", percent_of(best.read_mb, cell.reference->read_mb)),
           fmt::format("{:+.1f}", kv_change(best, *cell.reference)), named(study, *cell.cheapest)})
       line.push_back(value);
     table.add(std::move(line));
@@ -96,11 +108,7 @@ std::string map_text(const RegimeStudy& study, const std::vector<RegimeCell>& ce
 }
 
 std::string break_even_cell(const BreakEven& one) {
-  const std::optional<bool> pays = one.pays();
-  return fmt::format("{:+.1f} +-{:.1f} {}", one.us, one.margin,
-                     pays              ? (*pays ? "pays" : "no")
-                     : one.pays_fast() ? "ours"
-                                       : "open");
+  return fmt::format("{:+.1f} ({:.2f}, {:.2f})", one.us, one.p_fast, one.p_published);
 }
 
 // How long each policy by global counts may take to decide, a line for each batch and rival of a
@@ -139,73 +147,68 @@ std::string break_even_text(const RegimeStudy& study, const std::vector<BreakEve
   return "break-even, us per MoE layer:\n" + table.text(100) + "\n";
 }
 
-// Who is the fastest under one set of constants, and by how much, whatever the exchange.
-std::string view_text(const RegimeStudy& study, const RegimeVerdict& verdict,
-                      std::size_t constants) {
-  std::vector<std::string> winners;
-  double least = 0, most = 0;
-  bool everywhere = true;
-  for (const RegimeView& view : verdict.views) {
+// The fastest under one set of constants, whatever the exchange.
+std::string view_text(const std::vector<RegimeView>& all, std::size_t constants) {
+  std::vector<RegimeView> views;
+  std::vector<double> percent;
+  for (const RegimeView& view : all) {
     if (view.constants != constants) continue;
-    const double gain = paired_gain(view.fastest->ms, view.reference->ms).percent;
-    least = winners.empty() ? gain : std::min(least, gain);
-    most = winners.empty() ? gain : std::max(most, gain);
-    const std::string family = family_of(study, *view.fastest);
-    if (std::ranges::count(winners, family) == 0) winners.push_back(family);
-    everywhere =
-        everywhere && verdict.family && std::ranges::count(view.as_fast, *verdict.family) > 0;
+    percent.push_back(percent_of(view.fastest->ms, view.reference->ms));
+    views.push_back(view);
   }
-  if (winners.empty()) return "-";
-  if (everywhere) winners = {*verdict.family};
-  return fmt::format("{} {:+.1f} to {:+.1f}", fmt::join(winners, ", "), least, most);
+  if (views.empty()) return "-";
+  const auto [least, most] = std::ranges::minmax(percent);
+  const FastestFamily best = fastest_family(views);
+  return fmt::format("{} {:+.1f} to {:+.1f}, {:.2f}", best.family, least, most, best.p);
 }
 
-// Text of what holds whatever is assumed, and what does not.
-std::string verdict_text(const RegimeStudy& study, const std::vector<RegimeVerdict>& verdicts) {
+// Text of how likely somebody is the fastest whatever is assumed.
+std::string chances_text(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
   if (study.constants.size() * study.exchanges.size() == 1) return "";
   std::vector<std::string> head{"case", "x"};
   for (const auto& [name, settings] : study.constants)
-    head.push_back(name.empty() ? "fastest, step %" : name + ", step %");
-  head.push_back("verdict");
+    head.push_back(name.empty() ? "fastest, step %, P" : name + ", step %, P");
+  for (const char* column : {"in all", "P"}) head.emplace_back(column);
   Table table(head);
-  std::size_t open = 0;
-  for (const RegimeVerdict& verdict : verdicts) {
-    const RegimeRow& some = *verdict.views.front().fastest;
+  for (const std::vector<RegimeView>& views : regime_views(study, rows)) {
+    const RegimeRow& some = *views.front().fastest;
     std::string name = study.cases[some.place.of_case].first;
     if (!study.prompts.empty()) name += "; " + kind_name(some.kind);
     std::vector<std::string> line{name, fmt::format("{:.3g}", some.x)};
     for (std::size_t constants = 0; constants < study.constants.size(); ++constants)
-      line.push_back(view_text(study, verdict, constants));
-    line.push_back(verdict.family.value_or("open"));
-    if (!verdict.family) ++open;
+      line.push_back(view_text(views, constants));
+    const FastestFamily best = fastest_family(views);
+    line.push_back(best.family);
+    line.push_back(fmt::format("{:.2f}", best.p));
     table.add(std::move(line));
   }
-  return fmt::format("verdicts, {} of {} open:\n{}\n", open, verdicts.size(), table.text(100));
+  return fmt::format("the fastest, and P:\n{}\n", table.text(100));
 }
 
 std::string legend(const RegimeStudy& study) {
+  std::string drawn = "batches";
+  if (study.deals > 1) drawn += ", deals of the requests to fit on";
+  if (study.price_errors) drawn += ", and errors of kernels and exchange";
   std::string text =
-      paragraph("x: tokens * k / experts. %: the fastest compared with " +
-                study.policies.front().first +
-                " and with the fastest metro. Compared are step time (with the 95 % interval over "
-                "paired batches), bytes of experts that the busiest GPU reads, and KV cache. As "
-                "fast, most KV: within the interval of the fastest.") +
+      paragraph(
+          "x: tokens * k / experts. %: the fastest compared with " + study.policies.front().first +
+          " and with the fastest metro. Compared are step time (with the 90 % interval, and P "
+          "that it is shorter), bytes of experts that the busiest GPU reads, and KV cache. "
+          "Interval and P are over worlds that could as well be true: resampled are " +
+          drawn + ". As fast, most KV: shorter than the fastest with P of .05 or more.") +
       paragraph(
           "Break-even: how long a policy that needs the counts of all GPUs may take to decide, in "
           "each MoE layer. At that time the policy is as fast as the rival: " +
           study.policies.front().first +
           ", or the fastest policy without these counts. Below 0: the policy is slower even if "
-          "deciding takes no time. pays: the policy is faster with either of two times to decide, "
-          "the published one and that of our own kernels (hardware/measured). ours: with our own "
-          "kernels alone. no: with neither. open: with the published one alone, or within the "
-          "interval.");
+          "deciding takes no time. In parentheses: P that its step is shorter if deciding takes as "
+          "long as by our own kernels (hardware/measured), and as long as published.");
   if (study.constants.size() * study.exchanges.size() > 1)
     text +=
-        paragraph("Verdicts: who is the fastest, and the range of its step compared with " +
-                  study.policies.front().first +
-                  ", each policy behind its best exchange and all behind the same one. A verdict "
-                  "is as fast as the fastest, to 1 %, whichever is assumed. Open: the answer "
-                  "depends on that. Policies whose names begin with the same word are one.");
+        paragraph("The fastest: range of its step compared with " + study.policies.front().first +
+                  ", each policy behind its best exchange and all behind the same one. P that "
+                  "it is the fastest is the least of these. Policies whose names begin with the "
+                  "same word are one.");
   return text;
 }
 
@@ -218,21 +221,22 @@ std::string regime_text(const RegimeStudy& study, const std::vector<RegimeRow>& 
   for (const Panel& panel : panels_of(study))
     text += fmt::format("{}\n{}\n{}", heading_of(study, panel), map_text(study, cells, panel),
                         break_even_text(study, decided, panel));
-  return text + verdict_text(study, regime_verdicts(study, rows)) + legend(study);
+  return text + chances_text(study, rows) + legend(study);
 }
 
 std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
   std::string csv =
       "case,constants,exchange,policy,replication,step,batch,x,fits,step_ms,free_ms,published_ms,"
-      "fast_ms,activated,read_mb,kv_tokens,step_vs_reference_percent,margin,bytes_vs_reference_"
-      "percent,margin,step_vs_metro_percent,margin\n";
+      "fast_ms,activated,read_mb,kv_tokens,step_vs_reference_percent,low,high,p_less,bytes_vs_"
+      "reference_percent,step_vs_metro_percent,metro_low,metro_high,p_less_than_metro\n";
   const std::vector<RegimeCell> cells = regime_map(study, rows);
   const auto optional_mean = [](const std::vector<double>& values) {
     return values.empty() ? std::string() : fmt::format("{:.6g}", mean_of(values));
   };
-  const auto gain = [](const std::vector<double>& of, const std::vector<double>& against) {
-    const PairedGain pair = paired_gain(of, against);
-    return fmt::format("{:.4f},{:.4f}", pair.percent, pair.margin);
+  const Worlds worlds = worlds_of(study);
+  const auto gain = [&](const RegimeRow& of, const RegimeRow& against) {
+    const SampledGain one = worlds.percent(of.steps(), against.steps());
+    return fmt::format("{:.4f},{:.4f},{:.4f},{:.3f}", one.change, one.low, one.high, one.p_less);
   };
   for (const RegimeRow& row : rows) {
     const Panel panel{row.place.of_case, row.place.constants, row.kind};
@@ -247,9 +251,9 @@ std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& r
         study.exchanges[row.place.exchange].first, policy_of(study, row), row.replication,
         kind_name(row.kind), row.batch, row.x, row.fits ? 1 : 0, mean_of(row.ms),
         optional_mean(row.free_ms), optional_mean(row.published_ms), optional_mean(row.fast_ms),
-        mean_of(row.activated), mean_of(row.read_mb), row.kv_tokens,
-        gain(row.ms, cell->reference->ms), gain(row.read_mb, cell->reference->read_mb),
-        cell->metro != nullptr ? gain(row.ms, cell->metro->ms) : ",");
+        mean_of(row.activated), mean_of(row.read_mb), row.kv_tokens, gain(row, *cell->reference),
+        fmt::format("{:.4f}", percent_of(row.read_mb, cell->reference->read_mb)),
+        cell->metro != nullptr ? gain(row, *cell->metro) : ",,,");
   }
   return csv;
 }
@@ -265,7 +269,7 @@ std::string series_of(const std::vector<RegimeCell>& cells, const std::vector<Re
     for (const RegimeRow& row : rows) {
       if (!panel.has(row) || row.batch != cell.fastest->batch || row.place.policy != policy)
         continue;
-      const double percent = paired_gain(row.ms, cell.reference->ms).percent;
+      const double percent = percent_of(row.ms, cell.reference->ms);
       const auto [known, is_new] = best.emplace(row.x, percent);
       if (!is_new) known->second = std::min(known->second, percent);
     }

@@ -9,7 +9,7 @@
 
 namespace moesim {
 
-/// The map, break-even times and verdicts as tables, at most 100 columns wide.
+/// The map, break-even times and who is the fastest as tables, at most 100 columns wide.
 std::string regime_text(const RegimeStudy&, const std::vector<RegimeRow>& rows);
 /// All rows, with each one's gains over the reference and over the fastest METRO.
 std::string regime_csv(const RegimeStudy&, const std::vector<RegimeRow>& rows);

@@ -6,21 +6,13 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
 namespace moesim {
 
 namespace {
-
-// Half the 95 % interval of the mean of values; 0 for a single one.
-double margin_of_mean(const std::vector<double>& values) {
-  const auto count = static_cast<double>(values.size());
-  const double middle = mean_of(values);
-  double squares = 0;
-  for (const double value : values) squares += std::pow(value - middle, 2);
-  return count > 1 ? 1.96 * std::sqrt(squares / (count - 1) / count) : 0;
-}
 
 std::vector<double> difference(std::vector<double> of, const std::vector<double>& against) {
   for (std::size_t i = 0; i < of.size(); ++i) of[i] -= against[i];
@@ -66,13 +58,10 @@ const RegimeRow* fastest_of(const Rows& rows, Asked&& asked) {
 bool is_reference(const RegimeRow& row) { return row.place.policy == 0; }
 bool fits(const RegimeRow& row) { return row.fits; }
 
-bool as_fast(const RegimeRow& row, const RegimeRow& fastest) {
-  if (&row == &fastest) return true;
-  const PairedGain gap = paired_gain(row.ms, fastest.ms);
-  return row.fits && gap.percent <= gap.margin;
-}
+// P below which one does not count on a step being shorter.
+constexpr double unlikely = 0.05;
 
-RegimeCell cell_from(const RegimeStudy& study, const Rows& rows) {
+RegimeCell cell_from(const RegimeStudy& study, const Worlds& worlds, const Rows& rows) {
   RegimeCell cell;
   cell.reference = fastest_of(rows, is_reference);
   cell.fastest = fastest_of(rows, fits);
@@ -81,8 +70,11 @@ RegimeCell cell_from(const RegimeStudy& study, const Rows& rows) {
   });
   if (cell.fastest == nullptr) return cell;
   for (const RegimeRow* row : rows) {
-    if (!as_fast(*row, *cell.fastest)) continue;
-    if (cell.cheapest == nullptr || row->kv_tokens > cell.cheapest->kv_tokens) cell.cheapest = row;
+    const bool more_kv = cell.cheapest == nullptr || row->kv_tokens > cell.cheapest->kv_tokens;
+    if (row->fits && more_kv &&
+        (row == cell.fastest ||
+         worlds.percent(row->steps(), cell.fastest->steps()).p_less >= unlikely))
+      cell.cheapest = row;
   }
   return cell;
 }
@@ -101,7 +93,7 @@ std::vector<RegimeRow> regime_rows(const RegimeStudy& study, const StoredSweep& 
     const auto found = by_hash.find(point.config_hash);
     if (found == by_hash.end() || found->second->status != PointStatus::done) return;
     const Json& report = found->second->report;
-    if (!report.contains("steps"))
+    if (!report.contains("steps") || !report.at("steps").at(0).contains("off_ms"))
       throw ConfigError(
           "an older moesim wrote the store; name a new file, or remove the old one and run the "
           "study again");
@@ -109,57 +101,50 @@ std::vector<RegimeRow> regime_rows(const RegimeStudy& study, const StoredSweep& 
       rows.push_back({place, static_cast<StepKind>(step.at("kind").get<int>()),
                       report.at("replication"), step.at("batch"), step.at("x"), step.at("ms"),
                       step.at("activated"), step.at("read_mb"), step.at("free_ms"),
-                      step.at("published_ms"), step.at("fast_ms"), report.at("kv_tokens"),
-                      step.at("fits"), report.at("layers")});
+                      step.at("published_ms"), step.at("fast_ms"), step.at("off_ms"),
+                      report.at("kv_tokens"), step.at("fits"), report.at("layers")});
   });
   std::ranges::stable_sort(rows, {}, cell_of);
   return rows;
 }
 
-PairedGain paired_gain(const std::vector<double>& of, const std::vector<double>& against) {
-  const std::vector<double> differences = difference(of, against);
-  const double percent = 100 / mean_of(against);
-  return {percent * mean_of(differences), percent * margin_of_mean(differences)};
+Worlds worlds_of(const RegimeStudy& study) {
+  return Worlds(static_cast<std::size_t>(study.samples), static_cast<std::size_t>(study.deals));
 }
 
 std::vector<RegimeCell> regime_map(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
   std::vector<RegimeCell> cells;
+  const Worlds worlds = worlds_of(study);
   for (const Rows& group : groups_of(pointers_to(rows), cell_of)) {
-    const RegimeCell cell = cell_from(study, group);
+    const RegimeCell cell = cell_from(study, worlds, group);
     if (cell.reference != nullptr && cell.fastest != nullptr) cells.push_back(cell);
   }
   return cells;
 }
 
-std::optional<bool> BreakEven::pays() const {
-  const auto [least, most] = std::minmax(published_us, fast_us);
-  if (us - margin > most) return true;
-  if (us + margin < least) return false;
-  return std::nullopt;
-}
-
 namespace {
 
-BreakEven break_even_of(const RegimeRow& policy, const RegimeRow& rival) {
-  const auto us_of_layer = [&](const std::vector<double>& ms) {
-    return 1e3 * mean_of(ms) / policy.layers;
-  };
-  const std::vector<double> left = difference(rival.ms, policy.free_ms);
-  return {&policy,
-          &rival,
-          us_of_layer(left),
-          1e3 * margin_of_mean(left) / policy.layers,
-          us_of_layer(difference(policy.published_ms, policy.free_ms)),
-          us_of_layer(difference(policy.fast_ms, policy.free_ms))};
+// Prices are off for a charge as they are without it.
+double p_shorter(const Worlds& worlds, const RegimeRow& policy, const std::vector<double>& charged,
+                 const RegimeRow& rival) {
+  std::vector<double> off = policy.off_ms;
+  for (std::size_t i = 0; i < off.size(); ++i) off[i] += charged[i] - policy.ms[i];
+  return worlds.percent({charged, off}, rival.steps()).p_less;
 }
 
-void add_break_even(const RegimeStudy& study, const Rows& cell, const RegimeRow& rival,
-                    std::vector<BreakEven>& all) {
+BreakEven break_even_of(const Worlds& worlds, const RegimeRow& policy, const RegimeRow& rival) {
+  return {&policy, &rival, 1e3 * mean_of(difference(rival.ms, policy.free_ms)) / policy.layers,
+          p_shorter(worlds, policy, policy.published_ms, rival),
+          p_shorter(worlds, policy, policy.fast_ms, rival)};
+}
+
+void add_break_even(const RegimeStudy& study, const Worlds& worlds, const Rows& cell,
+                    const RegimeRow& rival, std::vector<BreakEven>& all) {
   for (std::size_t policy = 0; policy < study.policies.size(); ++policy) {
     std::optional<BreakEven> best;
     for (const RegimeRow* row : cell) {
       if (!row->fits || !row->by_global_counts() || row->place.policy != policy) continue;
-      const BreakEven one = break_even_of(*row, rival);
+      const BreakEven one = break_even_of(worlds, *row, rival);
       if (!best || one.us > best->us) best = one;
     }
     if (best) all.push_back(*best);
@@ -170,13 +155,15 @@ void add_break_even(const RegimeStudy& study, const Rows& cell, const RegimeRow&
 
 std::vector<BreakEven> break_even(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
   std::vector<BreakEven> all;
+  const Worlds worlds = worlds_of(study);
   for (const Rows& group : groups_of(pointers_to(rows), cell_of)) {
     const auto undecided = [](const RegimeRow& row) { return row.fits && !row.by_global_counts(); };
     const RegimeRow* reference = fastest_of(
         group, [&](const RegimeRow& row) { return undecided(row) && is_reference(row); });
     const RegimeRow* fastest = fastest_of(group, undecided);
-    if (reference != nullptr) add_break_even(study, group, *reference, all);
-    if (fastest != nullptr && fastest != reference) add_break_even(study, group, *fastest, all);
+    if (reference != nullptr) add_break_even(study, worlds, group, *reference, all);
+    if (fastest != nullptr && fastest != reference)
+      add_break_even(study, worlds, group, *fastest, all);
   }
   return all;
 }
@@ -189,10 +176,34 @@ std::set<std::size_t> policies_of(const Rows& rows) {
   return all;
 }
 
-constexpr double unnoticed_percent = 1;
+std::map<std::string, double> chances(const RegimeStudy& study, const Worlds& worlds,
+                                      const Rows& rows) {
+  std::map<std::string, std::vector<double>> shortest;  // by family, in each world
+  for (const RegimeRow* row : rows) {
+    if (!row->fits) continue;
+    const std::vector<double> ms = worlds.means(row->steps());
+    std::vector<double>& least = shortest.try_emplace(family_of(study, *row), ms).first->second;
+    std::ranges::transform(least, ms, least.begin(),
+                           [](double a, double b) { return std::min(a, b); });
+  }
+  std::map<std::string, double> p;
+  const std::size_t count = shortest.begin()->second.size();
+  for (std::size_t world = 0; world < count; ++world) {
+    std::vector<std::string_view> first;
+    double least = 0;
+    for (const auto& [family, ms] : shortest) {
+      if (first.empty() || ms[world] < least) first.clear(), least = ms[world];
+      if (ms[world] == least) first.push_back(family);
+    }
+    for (const std::string_view family : first)
+      p[std::string(family)] += 1 / static_cast<double>(first.size());
+  }
+  for (auto& [family, worlds_won] : p) worlds_won /= static_cast<double>(count);
+  return p;
+}
 
 // Nothing where no policy's batch fits, or the reference is not among the rows.
-std::optional<RegimeView> view_of(const RegimeStudy& study, const Rows& rows,
+std::optional<RegimeView> view_of(const RegimeStudy& study, const Worlds& worlds, const Rows& rows,
                                   std::optional<std::size_t> exchange) {
   RegimeView view{rows.front()->place.constants,
                   exchange,
@@ -200,19 +211,15 @@ std::optional<RegimeView> view_of(const RegimeStudy& study, const Rows& rows,
                   fastest_of(rows, is_reference),
                   {}};
   if (view.fastest == nullptr || view.reference == nullptr) return std::nullopt;
-  for (const RegimeRow* row : rows) {
-    const std::string family = family_of(study, *row);
-    const PairedGain gap = paired_gain(row->ms, view.fastest->ms);
-    const bool level = row->fits && gap.percent <= std::max(gap.margin, unnoticed_percent);
-    if (level && std::ranges::count(view.as_fast, family) == 0) view.as_fast.push_back(family);
-  }
+  view.p_fastest = chances(study, worlds, rows);
   return view;
 }
 
 // Adds views of one cell: each policy behind its best exchange, and all behind each common one.
-void add_views(const RegimeStudy& study, const Rows& cell, std::vector<RegimeView>& views) {
+void add_views(const RegimeStudy& study, const Worlds& worlds, const Rows& cell,
+               std::vector<RegimeView>& views) {
   const auto add = [&](const Rows& rows, std::optional<std::size_t> exchange) {
-    if (const std::optional<RegimeView> view = view_of(study, rows, exchange))
+    if (const std::optional<RegimeView> view = view_of(study, worlds, rows, exchange))
       views.push_back(*view);
   };
   add(cell, std::nullopt);
@@ -225,25 +232,6 @@ void add_views(const RegimeStudy& study, const Rows& cell, std::vector<RegimeVie
   }
 }
 
-std::optional<std::string> family_of_all(const RegimeStudy& study,
-                                         const std::vector<RegimeView>& views) {
-  std::optional<std::string> best;
-  std::ptrdiff_t most = -1;
-  for (const std::string& family : views.front().as_fast) {
-    const bool everywhere = std::ranges::all_of(views, [&](const RegimeView& view) {
-      return std::ranges::count(view.as_fast, family) > 0;
-    });
-    if (!everywhere) continue;
-    if (family == family_of(study, *views.front().reference)) return family;
-    const std::ptrdiff_t fastest = std::ranges::count_if(
-        views, [&](const RegimeView& view) { return family_of(study, *view.fastest) == family; });
-    if (fastest <= most) continue;
-    best = family;
-    most = fastest;
-  }
-  return best;
-}
-
 }  // namespace
 
 std::string family_of(const RegimeStudy& study, const RegimeRow& row) {
@@ -251,19 +239,31 @@ std::string family_of(const RegimeStudy& study, const RegimeRow& row) {
   return name.substr(0, name.find(' '));
 }
 
-std::vector<RegimeVerdict> regime_verdicts(const RegimeStudy& study,
-                                           const std::vector<RegimeRow>& rows) {
+FastestFamily fastest_family(const std::vector<RegimeView>& views) {
+  FastestFamily best;
+  for (const auto& [family, p] : views.front().p_fastest) {
+    double least = p;
+    for (const RegimeView& view : views) {
+      const auto found = view.p_fastest.find(family);
+      least = std::min(least, found == view.p_fastest.end() ? 0 : found->second);
+    }
+    if (best.family.empty() || least > best.p) best = {family, least};
+  }
+  return best;
+}
+
+std::vector<std::vector<RegimeView>> regime_views(const RegimeStudy& study,
+                                                  const std::vector<RegimeRow>& rows) {
   Rows by_batch = pointers_to(rows);
   std::ranges::stable_sort(by_batch, {}, [](const RegimeRow* row) { return batch_of(*row); });
-  std::vector<RegimeVerdict> verdicts;
+  const Worlds worlds = worlds_of(study);
+  std::vector<std::vector<RegimeView>> all;
   for (const Rows& batch : groups_of(by_batch, batch_of)) {
-    RegimeVerdict verdict;
-    for (const Rows& cell : groups_of(batch, cell_of)) add_views(study, cell, verdict.views);
-    if (verdict.views.empty()) continue;
-    verdict.family = family_of_all(study, verdict.views);
-    verdicts.push_back(std::move(verdict));
+    std::vector<RegimeView> views;
+    for (const Rows& cell : groups_of(batch, cell_of)) add_views(study, worlds, cell, views);
+    if (!views.empty()) all.push_back(std::move(views));
   }
-  return verdicts;
+  return all;
 }
 
 }  // namespace moesim

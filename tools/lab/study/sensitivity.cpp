@@ -299,7 +299,7 @@ std::string turn_text(const Sensitivity& s, const SensitivityRow& row) {
   return text;
 }
 
-std::string verdict(const Sensitivity& s) {
+std::string turns_text(const Sensitivity& s) {
   const auto turning = std::ranges::count_if(s.rows, [&](const auto& row) { return s.turns(row); });
   const std::size_t first = s.best(s.as_it_is);
   if (s.deployments.size() == 1) return "";
@@ -308,7 +308,7 @@ std::string verdict(const Sensitivity& s) {
                        100 * s.by);
   }
   return paragraph(
-      "The verdict is open: {} of {} constants turn the ranking if they are {:.0f} % off. Measure "
+      "{} of {} constants turn the ranking if they are {:.0f} % off. Measure "
       "them before you decide.",
       turning, s.rows.size(), 100 * s.by);
 }
@@ -340,7 +340,7 @@ std::string sensitivity_text(const Sensitivity& s) {
   text += table.text(100);
   if (s.rows.size() > shown)
     text += fmt::format("{} more constants move it less; --json has them\n", s.rows.size() - shown);
-  return text + verdict(s);
+  return text + turns_text(s);
 }
 
 OrderedJson sensitivity_json(const Sensitivity& s) {

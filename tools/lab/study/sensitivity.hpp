@@ -61,7 +61,7 @@ std::optional<Sensitivity> sensitivity(
     const std::function<void(std::size_t, std::size_t)>& progress,
     const std::function<bool()>& stop);
 
-/// A table of at most 100 columns with a verdict below.
+/// A table of at most 100 columns with what turns the ranking below.
 std::string sensitivity_text(const Sensitivity&);
 OrderedJson sensitivity_json(const Sensitivity&);
 
