@@ -609,7 +609,11 @@ TEST_CASE("an engine's slower kernel of prompts' GEMMs prices prompts alone") {
   json["cluster"] = "../hardware/clusters/b200x8.json";
   json["model"] = "../models/zoo/deepseek_v3.json";
   json["precision"]["experts"] = "fp8_block";
-  CHECK_FALSE(filled(json)["engine"].contains("prompt_gemms"));  // B300's script alone
+  CHECK_FALSE(filled(json)["engine"].contains("prompt_gemms"));  // of later versions B300's alone
+  json["engine"]["version"] = "0.5.9";
+  CHECK(filled(json)["engine"]["prompt_gemms"] == "220 TFLOP/s");
+  json["engine"]["recipe"] = "none";
+  CHECK_FALSE(filled(json)["engine"].contains("prompt_gemms"));
 }
 
 TEST_CASE("Llama's launch scripts and model code name what their engines fuse") {
@@ -687,8 +691,55 @@ TEST_CASE("SGLang's workers within a node gather tokens, wider ones send them by
   CHECK(wide["pools"]["decode"]["dispatch"]["decode"]["type"] == "low_latency");
   CHECK(wide["pools"]["prefill"]["dispatch"]["prefill"]["type"] == "all_to_all");
   CHECK(wide["engine"]["expert_kernel"] == "deepgemm");
+  CHECK(filled(near)["cuda_graph"]["max"] == 1024);
   CHECK(near["engine"].contains("prompt_gemms"));
   CHECK_FALSE(wide["engine"].contains("prompt_gemms"));
+}
+
+TEST_CASE("SGLang's prefill workers compute the prompts that their scripts let into a step") {
+  const auto prefill = [](const char* gpu, const char* precision, double prompt,
+                          const WorkerPlan& plan, int decode_ranks) {
+    MeasuredPoint point;
+    point.category = "disaggregated";
+    point.gpu = gpu;
+    point.model = "DeepSeek-R1";
+    point.operation = "disaggregated sglang 0.5.8";
+    point.precision = precision;
+    point.prompt = prompt;
+    point.output = 1024;
+    point.prefill = plan;
+    point.decode = {.workers = 1, .batch = 4, .tp = 8 / decode_ranks, .dp = decode_ranks, .ep = 8};
+    point.gpus = plan.workers * plan.tp * plan.dp + 8;
+    return pools_json(point, test::source_dir()).experiment["pools"]["prefill"];
+  };
+  const WorkerPlan eight{.workers = 1, .batch = 1, .tp = 1, .dp = 8, .ep = 8};
+  const WorkerPlan sliced{.workers = 1, .batch = 1, .tp = 1, .dp = 8, .ep = 1};
+  const WorkerPlan four{.workers = 1, .batch = 1, .tp = 4, .dp = 1, .ep = 1};
+  const auto tokens = [&](auto... row) {
+    return prefill(row...)["scheduling"]["max_num_batched_tokens"].template get<int>();
+  };
+  CHECK(tokens("B200-SXM-180GB", "fp8_block", 8192., eight, 8) == 16384);
+  CHECK(tokens("B200-SXM-180GB", "fp8_block", 8192., sliced, 8) == 8192);
+  CHECK(tokens("B200-SXM-180GB", "nvfp4", 8192., four, 1) == 32768);
+  CHECK(tokens("GB200", "nvfp4", 8192., four, 8) == 131072);
+  CHECK(tokens("GB200", "nvfp4", 8192., four, 1) == 16384);
+  CHECK(tokens("GB200", "nvfp4", 1024., four, 1) == 8192);
+}
+
+TEST_CASE("a run whose script drafts without saying so is left out") {
+  MeasuredPoint point;
+  point.category = "e2e";
+  point.gpu = "B200-SXM-180GB";
+  point.gpus = 4;
+  point.model = "Qwen3.5-397B-A17B";
+  point.operation = "online serving sglang 0.5.9, aggregated, closed loop";
+  point.precision = "fp8_block";
+  point.notes = "InferenceX run 2026-03-20";
+  point.tp = 4;
+  point.ep = point.dp = 1;
+  CHECK(deployment_json(point, test::source_dir()).unknown.starts_with("drafts"));
+  point.ep = 4;
+  CHECK(deployment_json(point, test::source_dir()).unknown.empty());
 }
 
 TEST_CASE("TensorRT-LLM's decode ranks have the seats that names of recipes say") {

@@ -207,6 +207,16 @@ bool sends_tokens(const MeasuredPoint& point) {
   return one_sided || uses_deepep(point);
 }
 
+// Runs that draft tokens (MTP) without saying so: how many are accepted is not known. Scripts of
+// Qwen3.5 in fp8 on B200 slice experts over four GPUs only where they draft (SemiAnalysisAI/
+// InferenceX, pull requests 804 and 897). With four requests in flight such a run takes 5.1 ms a
+// token. Twice as many GPUs take 7.8 ms.
+bool drafts_unsaid(const MeasuredPoint& point) {
+  return client_of(point).recipe && engine_of(point).name == "sglang" &&
+         point.model.starts_with("Qwen3.5") && point.gpu.starts_with("B200") &&
+         point.precision == "fp8_block" && point.tp == 4 && point.ep <= 1 && point.dp <= 1;
+}
+
 // SGLang's servers of which no script is known do not cut prompts: what a batch of them may hold is
 // max_prefill_tokens, 16,384 by default (python/sglang/srt/server_args.py). Of 78 such runs in
 // serving_calibrate.csv TPOT and TTFT are 3.9 and 11.2 % off with chunks of 8,192 tokens, the
@@ -230,6 +240,25 @@ std::string_view prompt_gemms(const MeasuredPoint& point) {
   return point.prefill.dp > 1 ? "440 TFLOP/s" : "";
 }
 
+// Prompt tokens of a rank and step of SGLang's prefill workers: the least of its part of
+// chunked-prefill-size and of max-prefill-tokens. Sources are recipes gb200-fp8, gb200-fp4,
+// b200-fp8 and b200-fp4 of ishandhanani/srt-slurm@ab58651, @6951981, @4aa224c, @4bc1847. With
+// attention DP that is two prompts of 8,192. It is one on B200 in fp4 where one worker prefills,
+// and in fp8 where it slices experts. Tensor-parallel workers have 8,192 for short prompts and
+// 32,768 for long ones. On GB200 it is 131,072 before decode ranks of a rack, and two prompts
+// before those of a tray.
+int prefill_tokens_of_sglang(const MeasuredPoint& point, const WorkerPlan& plan) {
+  constexpr int one_long = 8192, two_long = 16384;
+  const bool b200 = point.gpu.starts_with("B200"), fp8 = point.precision.starts_with("fp8");
+  if (plan.dp > 1) {
+    const bool alone = b200 && (fp8 ? plan.ep == 1 : plan.workers == 1);
+    return alone ? one_long : two_long;
+  }
+  if (point.prompt < 8192) return one_long;
+  if (b200 || fp8) return 32768;
+  return point.decode.dp > 1 ? 131072 : two_long;
+}
+
 // TensorRT-LLM's workers compute eight short prompts of a rank together. Of long ones they compute
 // two, on B200 and GB300 one. vLLM's take 16,384 tokens. None cuts prompts (max_batch_size,
 // max_num_tokens, enable_chunked_prefill of the recipes above; recipes/trtllm/gb300-fp8/8k1k;
@@ -243,6 +272,8 @@ Json prefill_limits(const MeasuredPoint& point, const WorkerPlan& plan) {
   if (client_of(point).recipe && engine == "trtllm")
     return {{"max_num_batched_tokens", is_long ? 16640 : 8192}, {"max_num_seqs", is_long ? 2 : 8}};
   if (client_of(point).recipe && engine == "vllm") return {{"max_num_batched_tokens", 16384}};
+  if (client_of(point).recipe && engine == "sglang")
+    return {{"max_num_batched_tokens", prefill_tokens_of_sglang(point, plan)}};
   const auto tokens = static_cast<std::int64_t>(std::max(1, plan.batch) * point.prompt);
   return {{"max_num_batched_tokens", std::max<std::int64_t>(8192, tokens)}};
 }
@@ -378,6 +409,7 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
   if (gpu.empty()) return {{}, "GPU unknown"};
   if (model.empty()) return {{}, "model unknown"};
   if (!checkpoint) return {{}, "precision unknown"};
+  if (drafts_unsaid(point)) return {{}, "drafts (MTP), whose acceptance is not stated"};
   const ServingPlan plan = plan_of(point);
   const EngineVersion engine = engine_of(point);
   const ServingClient client = client_of(point);
