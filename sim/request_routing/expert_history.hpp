@@ -45,6 +45,9 @@ class ExpertHistory {
   /// Equal use: lowest expert.
   std::vector<LikelyExpert> used_by(const Binding&, Phase, std::int64_t first, std::int32_t tokens,
                                     const RowSource&) const;
+  /// How often these tokens choose each expert, [layers * experts].
+  std::vector<std::int64_t> count(const Binding&, Phase, std::int64_t first, std::int32_t tokens,
+                                  const RowSource&) const;
 
  private:
   struct Profile {
@@ -55,8 +58,6 @@ class ExpertHistory {
     std::vector<std::int64_t> tokens;  // per expert, [layers, experts]
     std::vector<LikelyExpert> most;    // [layers * top]
   };
-  std::vector<std::int64_t> count(const Binding&, Phase, std::int64_t first, std::int32_t tokens,
-                                  const RowSource&) const;
   void add(Use&, std::span<const std::int64_t> counts) const;
   std::vector<LikelyExpert> most_used(std::span<const std::int64_t> counts) const;
   void forget_oldest();

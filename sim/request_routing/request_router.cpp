@@ -38,6 +38,8 @@ RequestRouterFactory make_activation_aware_router(ConfigReader&, const RouterCon
 std::span<const Key> activation_aware_router_keys();
 RequestRouterFactory make_affinity_router(ConfigReader&, const RouterContext&);
 std::span<const Key> affinity_router_keys();
+RequestRouterFactory make_eldr_router(ConfigReader&, const RouterContext&);
+std::span<const Key> eldr_router_keys();
 RequestRouterFactory make_sticky_router(ConfigReader&, const RouterContext&);
 std::span<const Key> sticky_router_keys();
 
@@ -141,6 +143,9 @@ const Registry<RequestRouterFactory, const RouterContext&>& request_routers() {
        {"affinity",
         "the EP group, of those about as small as any, that reads most of its experts already",
         make_affinity_router, affinity_router_keys},
+       {"eldr",
+        "ELDR: the EP group whose cluster a request's prefill experts are like, if not full",
+        make_eldr_router, eldr_router_keys},
        {"sticky", "the rank that has the session's earlier requests; a first one by another router",
         make_sticky_router, sticky_router_keys}});
   return table;

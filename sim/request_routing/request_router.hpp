@@ -69,6 +69,9 @@ struct PendingRequest {
   std::span<const double> experts_read{};
   /// How many experts of `experts_read` the group does not read without it, [rank].
   std::span<const double> experts_added{};
+  /// How often the tokens of its whole prompt choose each expert, [layers * experts]; empty without
+  /// RouterNeeds::prefill_counts.
+  std::span<const std::int64_t> prefill_counts{};
 };
 
 /// State from which a router decides.
@@ -104,6 +107,7 @@ struct RouterNeeds {
   bool prefixes = false;
   bool locality = false;
   bool experts_read = false;
+  bool prefill_counts = false;
   ExpertsFrom experts_from = ExpertsFrom::history;
   /// How often ranks publish their counts; without it they are as of now.
   std::optional<Duration> statistics_interval{};
@@ -195,7 +199,7 @@ using RequestRouterFactory = Factory<RequestRouter>;
 
 /// The table: random, round_robin, power_of_two, jsq, vllm, least_kv, br0, brh, bfio, overflow,
 /// fast_phi, cache_aware, dynamo_kv, joint, activation_aware, affinity,
-/// sticky.
+/// eldr, sticky.
 const Registry<RequestRouterFactory, const RouterContext&>& request_routers();
 
 }  // namespace moesim

@@ -77,13 +77,18 @@ void Frontend::left(std::uint32_t request, Time now) {
 
 void Frontend::arrive(std::uint32_t request, Time now) {
   left(request, now);
-  Waiting& waiting = waiting_.emplace_back(Waiting{request, {}, {}});
+  Waiting& waiting = waiting_.emplace_back(Waiting{request, {}, {}, {}});
   if (needs_.prefixes || needs_.locality || needs_.experts_read) {
     waiting.hashes = prompt_of(request);
   }
   const bool own = needs_.experts_from == ExpertsFrom::prompt ||
                    needs_.experts_from == ExpertsFrom::first_tokens;
   if (own && (needs_.locality || needs_.experts_read)) waiting.own = own_experts_of(request);
+  if (needs_.prefill_counts) {
+    const RequestRecord& record = requests_[request];
+    waiting.prefill_counts =
+        history_.count(record.binding, Phase::prefill, 0, record.prompt_tokens, rows_);
+  }
 }
 
 std::vector<BlockHash> Frontend::prompt_of(std::uint32_t request) const {
@@ -149,6 +154,7 @@ void Frontend::show(Time now) {
     pending.output_tokens = record.output_tokens - record.generated;
     pending.blocks = deployment_.kv_layout.blocks_for(pending.prompt_tokens);
     pending.hashes = waiting.hashes;
+    pending.prefill_counts = waiting.prefill_counts;
     if (needs_.kin != Kin::none && record.turn) show_kin(pending, now);
     if (needs_.prefixes) {
       pending.hits = std::span(hits_).subspan(i * count, count);

@@ -42,6 +42,7 @@ class Frontend {
     std::uint32_t request;
     std::vector<BlockHash> hashes;  // RouterNeeds::prefixes
     std::vector<LikelyExpert> own;  // that its own tokens tell; RouterNeeds::experts_from
+    std::vector<std::int64_t> prefill_counts;  // RouterNeeds::prefill_counts
   };
   std::vector<BlockHash> prompt_of(std::uint32_t request) const;
   std::vector<LikelyExpert> own_experts_of(std::uint32_t request) const;
