@@ -87,13 +87,11 @@ Split split_quantity(std::string_view text, std::string_view example) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || !std::isfinite(number)) {
-    throw ConfigError(
-        fmt::format("\"{}\" is not a number with a unit (expected e.g. \"{}\")", text, example));
+    throw ConfigError("\"{}\" is not a number with a unit (expected e.g. \"{}\")", text, example);
   }
   std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
   while (unit.starts_with(' ')) unit.remove_prefix(1);
-  if (unit.empty())
-    throw ConfigError(fmt::format("\"{}\" has no unit (expected e.g. \"{}\")", text, example));
+  if (unit.empty()) throw ConfigError("\"{}\" has no unit (expected e.g. \"{}\")", text, example);
   return {number, unit};
 }
 
@@ -103,14 +101,12 @@ double parse_with_base(std::string_view text, std::string_view base, std::string
   // "Gb/s" counts bits.
   if (factor == 0 && base == "B/s") factor = unit_factor(unit, "b/s") / 8;
   if (factor == 0) {
-    throw ConfigError(fmt::format("\"{}\" has the unknown unit \"{}\" (expected e.g. \"{}\")", text,
-                                  unit, example));
+    throw ConfigError("\"{}\" has the unknown unit \"{}\" (expected e.g. \"{}\")", text, unit,
+                      example);
   }
-  if (number < 0)
-    throw ConfigError(fmt::format("\"{}\" is negative (expected e.g. \"{}\")", text, example));
+  if (number < 0) throw ConfigError("\"{}\" is negative (expected e.g. \"{}\")", text, example);
   if (number * factor > largest_quantity)
-    throw ConfigError(
-        fmt::format("\"{}\" is out of range (at most {:g} {})", text, largest_quantity, base));
+    throw ConfigError("\"{}\" is out of range (at most {:g} {})", text, largest_quantity, base);
   return number * factor;
 }
 
@@ -204,15 +200,13 @@ Seconds parse_quantity<Seconds>(std::string_view text) {
   if (unit == "min") scale = 60;
   if (unit == "h") scale = 3600;
   if (scale == 0) {
-    throw ConfigError(fmt::format(
-        "\"{}\" has the unknown unit \"{}\" (expected e.g. \"50 ms\"; known: ns us ms s min h)",
-        text, unit));
-  }
-  if (number < 0)
-    throw ConfigError(fmt::format("\"{}\" is negative (expected e.g. \"50 ms\")", text));
-  if (number * scale > longest_time) {
     throw ConfigError(
-        fmt::format("\"{}\" is longer than 720 h, too long for the simulated clock", text));
+        "\"{}\" has the unknown unit \"{}\" (expected e.g. \"50 ms\"; known: ns us ms s min h)",
+        text, unit);
+  }
+  if (number < 0) throw ConfigError("\"{}\" is negative (expected e.g. \"50 ms\")", text);
+  if (number * scale > longest_time) {
+    throw ConfigError("\"{}\" is longer than 720 h, too long for the simulated clock", text);
   }
   return Seconds(number * scale);
 }
@@ -232,13 +226,12 @@ ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
     try {
       return {parse_json(file.native()), name};
     } catch (const ConfigError& error) {
-      throw ConfigError(fmt::format("{}: {}", name, error.what()));
+      throw ConfigError("{}: {}", name, error.what());
     }
   }
   if (!std::filesystem::exists(status)) throw NoSuchFile(file);
   if (!std::filesystem::is_regular_file(status)) {
-    throw ConfigError(
-        fmt::format("{}: not a regular file; a JSON file is expected", file.string()));
+    throw ConfigError("{}: not a regular file; a JSON file is expected", file.string());
   }
   refuse_huge(file, "JSON file");
   std::error_code gone;
@@ -246,11 +239,11 @@ ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
   std::ifstream stream(file, std::ios::binary);
   std::string text(gone ? 0 : size, '\0');
   if (gone || !stream || !stream.read(text.data(), static_cast<std::streamsize>(size)))
-    throw ConfigError(fmt::format("{}: cannot be read", file.string()));
+    throw ConfigError("{}: cannot be read", file.string());
   try {
     return {parse_json(text), file};
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", file.string(), error.what()));
+    throw ConfigError("{}: {}", file.string(), error.what());
   }
 }
 
@@ -311,9 +304,9 @@ const Form* ConfigNode::read_as(std::initializer_list<Form::Kind> kinds) const {
 
 std::string ConfigNode::text() const {
   read_as({Form::Kind::text, Form::Kind::file, Form::Kind::choice, Form::Kind::policy});
-  if (!value_.is_string()) fail(fmt::format("expected a text, found {}", kind_of(value_)));
+  if (!value_.is_string()) fail("expected a text, found {}", kind_of(value_));
   if (value_.get_ref<const std::string&>().find('\0') != std::string::npos)
-    fail(fmt::format("{} has a NUL character; leave it out", value_.dump()));
+    fail("{} has a NUL character; leave it out", value_.dump());
   resolve(value_);
   return value_.get<std::string>();
 }
@@ -322,10 +315,10 @@ double ConfigNode::number_as(Form::Kind kind, Range range) const {
   if (const Form* form = read_as({kind})) {
     range = {std::max(range.min, form->range.min), std::min(range.max, form->range.max)};
   }
-  if (!value_.is_number()) fail(fmt::format("expected a number, found {}", kind_of(value_)));
+  if (!value_.is_number()) fail("expected a number, found {}", kind_of(value_));
   const double number = value_.get<double>();
   if (!std::isfinite(number) || number < range.min || number > range.max) {
-    fail(fmt::format("{} is out of range; expected {}", value_.dump(), describe(range)));
+    fail("{} is out of range; expected {}", value_.dump(), describe(range));
   }
   resolve(value_);
   return number;
@@ -336,7 +329,7 @@ double ConfigNode::number(Range range) const { return number_as(Form::Kind::numb
 std::int64_t ConfigNode::integer(Range range) const {
   const double value = number_as(Form::Kind::integer, range);
   if (value != std::floor(value) || std::abs(value) > 9e15) {
-    fail(fmt::format("{} is not a whole number", value_.dump()));
+    fail("{} is not a whole number", value_.dump());
   }
   return static_cast<std::int64_t>(value);
 }
@@ -351,22 +344,21 @@ std::size_t ConfigNode::index_in(std::span<const std::string_view> names) const 
   const std::string name = text();
   const auto found = std::ranges::find(names, name);
   if (found == names.end()) {
-    fail(fmt::format("unknown \"{}\"; {}one of: {}", name, did_you_mean(name, names),
-                     join_names(names)));
+    fail("unknown \"{}\"; {}one of: {}", name, did_you_mean(name, names), join_names(names));
   }
   return static_cast<std::size_t>(found - names.begin());
 }
 
 bool ConfigNode::flag() const {
   read_as({Form::Kind::flag});
-  if (!value_.is_boolean()) fail(fmt::format("expected true or false, found {}", kind_of(value_)));
+  if (!value_.is_boolean()) fail("expected true or false, found {}", kind_of(value_));
   resolve(value_);
   return value_.get<bool>();
 }
 
 std::vector<ConfigNode> ConfigNode::list() const {
   read_as({Form::Kind::list});
-  if (!value_.is_array()) fail(fmt::format("expected a list, found {}", kind_of(value_)));
+  if (!value_.is_array()) fail("expected a list, found {}", kind_of(value_));
   resolve(value_);
   std::vector<ConfigNode> elements;
   for (std::size_t i = 0; i < value_.size(); ++i) elements.push_back(element(i));
@@ -394,7 +386,7 @@ template <class Q>
 Q ConfigNode::quantity() const {
   read_as({kind_of_quantity<Q>});
   if (!value_.is_string()) {
-    fail(fmt::format("expected a number with its unit in quotes, found {}", value_.dump()));
+    fail("expected a number with its unit in quotes, found {}", value_.dump());
   }
   resolve(value_);
   try {
@@ -414,8 +406,7 @@ ConfigReader::ConfigReader(ConfigNode node, KeyTable keys) : node_(std::move(nod
   if (keys != nullptr) tables_.push_back(keys);
   check(node_.is_form([&](const Form& form) { return form.is_object() && form.keys == keys; }),
         "an object is read by another table than its key's row says");
-  if (!node_.json().is_object())
-    node_.fail(fmt::format("expected an object, found {}", kind_of(node_.json())));
+  if (!node_.json().is_object()) node_.fail("expected an object, found {}", kind_of(node_.json()));
   if (node_.pointer().empty()) return;
   // An empty object stays visible in the resolved config.
   Json& place = (*node_.resolved_)[Json::json_pointer(node_.pointer())];
@@ -459,7 +450,7 @@ ConfigNode ConfigReader::child(std::string_view key) {
   if (!has(key)) {
     const std::string meaning =
         found == nullptr || found->meaning.empty() ? "" : fmt::format(" ({})", found->meaning);
-    node_.fail(fmt::format("\"{}\" is missing{}", key, meaning));
+    node_.fail("\"{}\" is missing{}", key, meaning);
   }
   return value(key, found, {});
 }
@@ -529,8 +520,8 @@ void ConfigReader::finish() const {
   const std::vector<std::string> keys = unread();
   if (keys.empty()) return;
   const std::vector<std::string_view> known(known_.begin(), known_.end());
-  node_.fail(fmt::format("unknown key \"{}\"; {}known: {}", keys.front(),
-                         did_you_mean(keys.front(), known), join_names(known)));
+  node_.fail("unknown key \"{}\"; {}known: {}", keys.front(), did_you_mean(keys.front(), known),
+             join_names(known));
 }
 
 // A config is written out again, and what is not UTF-8 cannot be.
@@ -541,8 +532,7 @@ void check_utf8(std::string_view change) {
   try {
     printed(Json::error_handler_t::strict);
   } catch (const Json::exception&) {
-    throw ConfigError(
-        fmt::format("--set {}: expected text in UTF-8", printed(Json::error_handler_t::replace)));
+    throw ConfigError("--set {}: expected text in UTF-8", printed(Json::error_handler_t::replace));
   }
 }
 
@@ -551,8 +541,8 @@ void apply_override(Json& config, std::string_view pointer_and_value) {
   const auto equals = pointer_and_value.find('=');
   const std::string pointer(pointer_and_value.substr(0, equals));
   if (equals == std::string_view::npos || !pointer.starts_with('/')) {
-    throw ConfigError(fmt::format(
-        "--set {}: expected /pointer=value, e.g. /placement/replication=1.25", pointer_and_value));
+    throw ConfigError("--set {}: expected /pointer=value, e.g. /placement/replication=1.25",
+                      pointer_and_value);
   }
   check_utf8(pointer_and_value);
   const std::string parent_pointer = pointer.substr(0, pointer.rfind('/'));
@@ -561,20 +551,19 @@ void apply_override(Json& config, std::string_view pointer_and_value) {
     const Json::json_pointer place(pointer);
     Json& parent = made_object(changed, place.parent_pointer());
     if (!parent.is_object() && !parent.is_array()) {
-      throw ConfigError(fmt::format("--set {}: {} is {}, not an object", pointer, parent_pointer,
-                                    kind_of(parent)));
+      throw ConfigError("--set {}: {} is {}, not an object", pointer, parent_pointer,
+                        kind_of(parent));
     }
     Json given = json_or_text(pointer_and_value.substr(equals + 1));
     if (given.is_null() && parent.is_object()) {
       if (parent.erase(place.back()) == 0)
-        throw ConfigError(fmt::format("--set {}=null: there is no such key to take away", pointer));
+        throw ConfigError("--set {}=null: there is no such key to take away", pointer);
     } else {
       Json& value = parent.is_array() ? changed.at(place) : parent[place.back()];
       value = std::move(given);
     }
   } catch (const Json::exception&) {
-    throw ConfigError(
-        fmt::format("--set {}: there is nothing at \"{}\" to set it in", pointer, parent_pointer));
+    throw ConfigError("--set {}: there is nothing at \"{}\" to set it in", pointer, parent_pointer);
   }
   config = std::move(changed);
 }

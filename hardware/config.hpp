@@ -11,8 +11,10 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
 #include "hardware/keys.hpp"
@@ -29,6 +31,11 @@ using OrderedJson = nlohmann::ordered_json;
 class ConfigError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+  /// A message with values in its places, as fmt::format() writes them.
+  template <class First, class... Rest>
+  ConfigError(fmt::format_string<First, Rest...> message, First&& first, Rest&&... rest)
+      : ConfigError(fmt::format(message, std::forward<First>(first), std::forward<Rest>(rest)...)) {
+  }
 };
 
 /// The candidate closest to `name` by edits, or an empty view when none is close enough to be a
@@ -73,6 +80,11 @@ class ConfigNode {
 
   /// Throws ConfigError "file:/pointer: message".
   [[noreturn]] void fail(std::string_view message) const;
+  template <class First, class... Rest>
+  [[noreturn]] void fail(fmt::format_string<First, Rest...> message, First&& first,
+                         Rest&&... rest) const {
+    fail(fmt::format(message, std::forward<First>(first), std::forward<Rest>(rest)...));
+  }
   /// A path written in this file: relative to the file's folder.
   std::filesystem::path relative(std::string_view path) const;
 

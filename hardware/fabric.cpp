@@ -75,8 +75,8 @@ void check_size(const ClusterSpec& cluster, const ConfigNode& node) {
   const std::int64_t gpus = std::int64_t{cluster.gpus_per_node} * cluster.nodes;
   constexpr std::int64_t most = 1'000'000;
   if (gpus <= most) return;
-  node.child("nodes").fail(fmt::format("{} nodes of {} GPUs are {} GPUs; expected at most {}",
-                                       cluster.nodes, cluster.gpus_per_node, gpus, most));
+  node.child("nodes").fail("{} nodes of {} GPUs are {} GPUs; expected at most {}", cluster.nodes,
+                           cluster.gpus_per_node, gpus, most);
 }
 
 /// A domain is made of whole nodes, or a node of whole domains, and the cluster of whole domains.
@@ -85,8 +85,8 @@ void check_domain(const ClusterSpec& cluster, const ConfigNode& node) {
   const bool nests = domain % cluster.gpus_per_node == 0 || cluster.gpus_per_node % domain == 0;
   if (nests && cluster.gpus() % domain == 0) return;
   node.child("scale_up_domain")
-      .fail(fmt::format("{} GPUs do not divide {} nodes of {} GPUs evenly; expected e.g. {}",
-                        domain, cluster.nodes, cluster.gpus_per_node, cluster.gpus_per_node));
+      .fail("{} GPUs do not divide {} nodes of {} GPUs evenly; expected e.g. {}", domain,
+            cluster.nodes, cluster.gpus_per_node, cluster.gpus_per_node);
 }
 
 /// See Fabric: chunks of the best size.

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "hardware/kernels/kernel.hpp"
 
 namespace moesim {
@@ -97,9 +95,8 @@ template <class Constants>
 const Constants& constants_of(const std::map<const Kernel*, Constants>& all, const Kernel& kernel) {
   const auto found = all.find(&kernel.constants());
   if (found != all.end()) return found->second;
-  throw ConfigError(
-      fmt::format("\"{}\" has no constants; hardware/families.json needs an entry of that name",
-                  kernel.constants().name));
+  throw ConfigError("\"{}\" has no constants; hardware/families.json needs an entry of that name",
+                    kernel.constants().name);
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ inline constexpr Range non_negative{0, std::numeric_limits<double>::infinity()};
 
 struct Key;
 /// The keys of one kind of object: a function, so that tables of several files may name each other.
-using KeyTable = std::span<const Key> (*)();
+using Keys = std::span<const Key>();
+using KeyTable = Keys*;
 
 /// Form of what may be under a key. The reader holds values to it; `moesim keys` and the JSON
 /// Schema are printed from it.

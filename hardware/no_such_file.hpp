@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fmt/format.h>
-
 #include "hardware/config.hpp"
 
 namespace moesim {
@@ -11,7 +9,7 @@ namespace moesim {
 class NoSuchFile : public ConfigError {
  public:
   explicit NoSuchFile(const std::filesystem::path& file)
-      : ConfigError(fmt::format("{}: no such file", file.string())) {}
+      : ConfigError("{}: no such file", file.string()) {}
 };
 
 }  // namespace moesim

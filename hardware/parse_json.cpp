@@ -60,8 +60,7 @@ class KeyCheck : public nlohmann::json_sax<Json> {
     Json::json_pointer place;
     for (const Open& open : open_)
       place.push_back(open.is_object ? open.key : std::to_string(open.index));
-    throw ConfigError(
-        fmt::format("\"{}\" is there twice; leave it in one place", place.to_string()));
+    throw ConfigError("\"{}\" is there twice; leave it in one place", place.to_string());
   }
 
  private:
@@ -133,8 +132,7 @@ bool ends_with_comma(std::string_view text, std::size_t byte) {
 Json parse_written_json(std::string_view text) {
   if (text.starts_with("SQLite format 3"))
     throw ConfigError("a store of runs, not JSON; report, best, pareto and compare read stores");
-  if (too_deep(text))
-    throw ConfigError(fmt::format("nested deeper than {} lists and objects", deepest));
+  if (too_deep(text)) throw ConfigError("nested deeper than {} lists and objects", deepest);
   try {
     return Json::parse(text);
   } catch (const Json::exception& error) {
@@ -142,13 +140,12 @@ Json parse_written_json(std::string_view text) {
     // without a place.
     const auto* wrong = dynamic_cast<const Json::parse_error*>(&error);
     if (wrong != nullptr && ends_with_comma(text, wrong->byte))
-      throw ConfigError(fmt::format(
-          "not JSON: line {} has a comma before \"{}\"; leave the comma out",
-          1 + std::ranges::count(text.substr(0, wrong->byte), '\n'), text[wrong->byte - 1]));
+      throw ConfigError("not JSON: line {} has a comma before \"{}\"; leave the comma out",
+                        1 + std::ranges::count(text.substr(0, wrong->byte), '\n'),
+                        text[wrong->byte - 1]);
     const std::string_view message = error.what();
     const auto place = message.find("at line");
-    throw ConfigError(
-        fmt::format("not JSON {}", message.substr(place == message.npos ? 0 : place)));
+    throw ConfigError("not JSON {}", message.substr(place == message.npos ? 0 : place));
   }
 }
 

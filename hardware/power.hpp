@@ -41,9 +41,7 @@ struct GpuPower {
   std::string source;
   bool by_sibling = false;  ///< constants are another GPU's, scaled by the limits
 
-  const PowerConstants& of(PowerClass kind) const {
-    return classes[static_cast<std::size_t>(kind)];
-  }
+  const PowerConstants& of(PowerClass kind) const { return classes[at(kind)]; }
   /// Draw of a kernel that uses these shares of the rate of its loads and of the peak:
   ///   floor + (limit - floor) min(1, (loads u_loads + arithmetic u_arithmetic)^exponent)
   /// Shares above 1 count as 1.

@@ -42,9 +42,9 @@ bool is_hidden(char32_t c) {
 
 void require_visible(const std::string& text) {
   if (has_hidden_characters(text))
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "\"{}\" has a control or hidden character, so no command with it is printed; rename it",
-        visible(text)));
+        visible(text));
 }
 
 }  // namespace

@@ -43,12 +43,13 @@ using MadeOf = typename Made<Product>::type;
 template <class Product, class... Context>
 class Registry {
  public:
+  /// The constructor of a row. Reads the options of the policy; the "type" key has been read.
+  /// Unread keys are refused afterwards.
+  using Maker = MadeOf<Product>(ConfigReader& options, Context... context);
   struct Entry {
     std::string_view name;
     std::string_view summary;
-    /// Reads the options of this policy; the "type" key has been read. Unread keys are refused
-    /// afterwards.
-    MadeOf<Product> (*make)(ConfigReader& options, Context... context);
+    Maker* make;
     /// The keys of these options.
     KeyTable keys = no_keys;
   };

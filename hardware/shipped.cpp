@@ -61,7 +61,7 @@ struct Kind {
 constexpr std::array<Kind, 3> kinds{{{"hardware/gpus", "GPU", "gpus"},
                                      {"hardware/clusters", "cluster", "clusters"},
                                      {"models/zoo", "model", "models"}}};
-const Kind& kind(Shipped which) { return kinds[static_cast<std::size_t>(which)]; }
+const Kind& kind(Shipped which) { return kinds[at(which)]; }
 
 // "Qwen/Qwen3-30B-A3B" as file names are written: "qwen3_30b_a3b".
 std::string short_name(std::string_view name) {
@@ -122,16 +122,15 @@ std::string larger_cluster(std::string_view wanted, const std::vector<std::strin
 
 [[noreturn]] void refuse(const ConfigNode& node, Shipped which) {
   if (const std::string place = where_it_is(node); !place.empty())
-    node.fail(
-        fmt::format("no file is called \"{}\"; {}", node.relative(node.text()).string(), place));
+    node.fail("no file is called \"{}\"; {}", node.relative(node.text()).string(), place);
   const std::vector<std::string> names = shipped_names(which);
   const std::vector<std::string_view> views(names.begin(), names.end());
   const std::string wanted = short_name(node.text());
   const std::string meant = fmt::format("{}", fmt::join(names_like(wanted, views), "\" or \""));
   std::string hint = which == Shipped::cluster ? larger_cluster(wanted, names) : "";
   if (hint.empty() && !meant.empty()) hint = fmt::format("did you mean \"{}\"? ", meant);
-  node.fail(fmt::format("no file and no {} is called \"{}\"; {}they are: moesim list {}",
-                        kind(which).word, node.text(), hint, kind(which).list));
+  node.fail("no file and no {} is called \"{}\"; {}they are: moesim list {}", kind(which).word,
+            node.text(), hint, kind(which).list);
 }
 
 }  // namespace
@@ -193,8 +192,7 @@ std::filesystem::path named_file(const ConfigNode& node, Shipped which) {
   std::error_code none;
   if (std::filesystem::is_regular_file(file / "config.json", none)) return file / "config.json";
   if (which == Shipped::model && std::filesystem::is_directory(file, none))
-    node.fail(
-        fmt::format("the folder \"{}\" holds no config.json; name the folder that does", text));
+    node.fail("the folder \"{}\" holds no config.json; name the folder that does", text);
   if (std::filesystem::exists(file, none)) return file;
   if (is_path(text)) {
     if (!where_it_is(node).empty()) refuse(node, which);

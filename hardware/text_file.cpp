@@ -3,8 +3,6 @@
 
 #include <system_error>
 
-#include <fmt/format.h>
-
 #include "hardware/config.hpp"
 
 namespace moesim {
@@ -13,7 +11,7 @@ void refuse_huge(const std::filesystem::path& file, std::string_view kind) {
   std::error_code gone;
   const auto size = std::filesystem::file_size(file, gone);
   if (!gone && size > largest_text)
-    throw ConfigError(fmt::format("{}: is too large; a {} has at most 1 GiB", file.string(), kind));
+    throw ConfigError("{}: is too large; a {} has at most 1 GiB", file.string(), kind);
 }
 
 }  // namespace moesim

@@ -8,6 +8,8 @@
 #include <ratio>
 #include <stdexcept>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 /// A physical quantity with its unit in its type: doubles underneath, so integers are exact below

@@ -48,8 +48,7 @@ Precision read_part(const ConfigNode& node, PrecisionShares& shares) {
       if (r.optional(precision_names[i])) shares[i] = r.number(precision_names[i]);
       all += shares[i];
     }
-    if (std::abs(all - 1) > 1e-6)
-      node.fail(fmt::format("the shares add up to {}; 1 is expected", all));
+    if (std::abs(all - 1) > 1e-6) node.fail("the shares add up to {}; 1 is expected", all);
     return most_of(shares);
   });
 }
@@ -76,7 +75,7 @@ Precision most_of(const PrecisionShares& shares) {
 }
 
 Json precision_json(Precision precision, const PrecisionShares& shares) {
-  if (!is_mixed(shares)) return std::string(precision_names[static_cast<std::size_t>(precision)]);
+  if (!is_mixed(shares)) return std::string(precision_names[at(precision)]);
   Json parts = Json::object();
   for (std::size_t i = 0; i < shares.size(); ++i)
     if (shares[i] > 0) parts[std::string(precision_names[i])] = shares[i];
@@ -105,7 +104,7 @@ PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored
     const PrecisionPlan from = stored != nullptr ? *stored : PrecisionPlan{};
     const auto text = [](Precision precision) { return precision_json(precision, {}); };
     for (const char* key : {"experts", "attention"}) {
-      if (stored == nullptr && !r.has(key)) r.node().fail(fmt::format("\"{}\" is missing", key));
+      if (stored == nullptr && !r.has(key)) r.node().fail("\"{}\" is missing", key);
     }
     PrecisionPlan plan;
     plan.experts =
@@ -166,11 +165,9 @@ void read_afd(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
       r.child("micro_batches").fail("is of AFD alone; give \"ffn_gpus\", or leave this out");
     return;
   }
-  if (model.experts == 0)
-    r.child("ffn_gpus").fail(fmt::format("{} has no experts; leave this out", model.name));
+  if (model.experts == 0) r.child("ffn_gpus").fail("{} has no experts; leave this out", model.name);
   if (plan.pp > 1)
-    r.child("ffn_gpus")
-        .fail(fmt::format("AFD is not modelled with pp {}; leave out \"pp\" or this", plan.pp));
+    r.child("ffn_gpus").fail("AFD is not modelled with pp {}; leave out \"pp\" or this", plan.pp);
   plan.micro_batches = given ? static_cast<int>(r.integer("micro_batches")) : 2;
 }
 
@@ -181,14 +178,13 @@ void read_pcp(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
   if (plan.pcp == 1) return;
   const ConfigNode node = r.child("pcp");
   if (plan.tp % plan.pcp != 0)
-    node.fail(fmt::format("{} does not divide tp {}, the GPUs of a rank; use a divisor", plan.pcp,
-                          plan.tp));
+    node.fail("{} does not divide tp {}, the GPUs of a rank; use a divisor", plan.pcp, plan.tp);
   if (plan.afd() || plan.pp > 1)
     node.fail("PCP is modelled neither with AFD nor with pipelines; leave one out");
   if (!divides_prompts(model))
-    node.fail(fmt::format(
+    node.fail(
         "PCP is not modelled for {}, whose layers pass a state from token to token; leave this out",
-        model.name));
+        model.name);
 }
 
 // Reads whether every GPU of a rank sends all of its tokens.
@@ -256,7 +252,7 @@ void read_decode_ep(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) 
   if (plan.afd() || plan.pp > 1)
     node.fail("experts are cut by phase neither with AFD nor with pipelines; leave one out");
   if (plan.decode_ep == plan.ep)
-    node.fail(fmt::format("{} is ep, so that all steps are cut alike; leave this out", plan.ep));
+    node.fail("{} is ep, so that all steps are cut alike; leave this out", plan.ep);
   check_ep(node, model, in_decode(plan), "decode_ep");
   if (says_how)
     plan.decode_weights = choice<DecodeWeights>(r, "decode_weights", decode_weights_names);

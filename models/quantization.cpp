@@ -19,9 +19,7 @@ namespace moesim {
 
 namespace {
 
-std::string name_of(Precision precision) {
-  return std::string(precision_names[static_cast<std::size_t>(precision)]);
-}
+std::string name_of(Precision precision) { return std::string(precision_names[at(precision)]); }
 
 // The prefixes of a model, first the one that the file's own names have.
 std::vector<std::string> prefixes_in_use(const ConfigNode& file, const Json& quantisation) {
@@ -69,8 +67,7 @@ struct Tally {
     PrecisionShares shares{};
     double all = 0;
     for (const auto& [scheme, here] : parameters) all += here;
-    for (const auto& [scheme, here] : parameters)
-      shares[static_cast<std::size_t>(scheme.weights)] += here / all;
+    for (const auto& [scheme, here] : parameters) shares[at(scheme.weights)] += here / all;
     return shares;
   }
   // Scheme of the precision that most of it is in, and what most is multiplied with.
@@ -105,12 +102,11 @@ StoredPrecision read_quantisation(const ConfigNode& node, const ConfigNode& file
   std::array<Tally, 3> parts;
   for_each_module(file, model, prefixes.front(), alike, [&](const WeightModule& module) {
     if (module.parameters > 0)
-      parts[static_cast<std::size_t>(module.part)].parameters[rules.of(module)] +=
-          module.parameters;
+      parts[at(module.part)].parameters[rules.of(module)] += module.parameters;
   });
-  const Tally& attention = parts[static_cast<std::size_t>(WeightPart::attention)];
+  const Tally& attention = parts[at(WeightPart::attention)];
   const auto of = [&](WeightPart part, const Tally& if_none) -> const Tally& {
-    const Tally& tally = parts[static_cast<std::size_t>(part)];
+    const Tally& tally = parts[at(part)];
     return tally.parameters.empty() ? if_none : tally;
   };
   const Tally& ffn = of(WeightPart::ffn, attention);
@@ -159,8 +155,8 @@ std::optional<Precision> kv_named(const std::string& name, const ConfigNode& nod
   if (name == "mxfp4" || name == "fp4") return Precision::mxfp4;
   if (name == "int8" || name == "uint8") return Precision::int8;
   if (name == "int4" || name == "uint4") return Precision::int4;
-  node.fail(fmt::format(
-      "the KV cache's precision \"{}\" is not known; give \"precision\" in the experiment", name));
+  node.fail("the KV cache's precision \"{}\" is not known; give \"precision\" in the experiment",
+            name);
 }
 
 // Quark says it of what keys' projections put out.

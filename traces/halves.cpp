@@ -3,6 +3,8 @@
 
 #include <optional>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 std::vector<char> fitted_half(const RoutingTrace& trace) {
@@ -10,7 +12,7 @@ std::vector<char> fitted_half(const RoutingTrace& trace) {
   std::vector<std::optional<bool>> last_of_workload(trace.workloads().size());
   std::size_t count = 0;
   for (const TraceRequest& request : trace.requests()) {
-    std::optional<bool>& last = last_of_workload[static_cast<std::size_t>(request.workload)];
+    std::optional<bool>& last = last_of_workload[at(request.workload)];
     last = last ? !*last : 2 * count <= fitted.size();
     fitted.push_back(*last ? 1 : 0);
     count += *last ? std::size_t{1} : 0;

@@ -32,7 +32,7 @@ struct Descriptor {
 
 MappedFile::MappedFile(const std::filesystem::path& file) {
   const auto fail = [&](std::string_view what) {
-    throw ConfigError(fmt::format("{}: {}", file.string(), what));
+    throw ConfigError("{}: {}", file.string(), what);
   };
   // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
   const Descriptor opened(::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
@@ -41,7 +41,7 @@ MappedFile::MappedFile(const std::filesystem::path& file) {
   if (::fstat(opened.fd, &status) != 0) fail(std::strerror(errno));
   if (!S_ISREG(status.st_mode)) fail("is not a regular file");
   if (status.st_size == 0) fail("is empty");
-  size_ = static_cast<std::size_t>(status.st_size);
+  size_ = at(status.st_size);
   void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, opened.fd, 0);
   if (mapped == MAP_FAILED) fail(fmt::format("cannot be mapped: {}", std::strerror(errno)));
   data_ = {static_cast<const std::byte*>(mapped),
@@ -57,7 +57,7 @@ MappedFile::MappedFile(const std::filesystem::path& file) {
 }
 
 void refuse_long_line(const std::filesystem::path& file, std::size_t number) {
-  throw ConfigError(fmt::format("{}:{}: is longer than 1 GiB", file.string(), number));
+  throw ConfigError("{}:{}: is longer than 1 GiB", file.string(), number);
 }
 
 std::string first_line(const std::filesystem::path& file) {
@@ -69,7 +69,7 @@ std::string first_line(const std::filesystem::path& file) {
   std::string_view line = text.substr(blank.size(), largest_text + 1);
   const std::size_t end = line.find('\n');
   if (end == std::string_view::npos && line.size() > largest_text)
-    refuse_long_line(file, 1 + static_cast<std::size_t>(std::ranges::count(blank, '\n')));
+    refuse_long_line(file, 1 + at(std::ranges::count(blank, '\n')));
   line = line.substr(0, end);
   if (line.ends_with('\r')) line.remove_suffix(1);
   return std::string(line);

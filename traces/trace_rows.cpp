@@ -36,8 +36,8 @@ RowSource::PhaseRows RowSource::phase_rows(RoutingTrace trace, Phase phase, bool
     rows.bindable.push_back(i);
   }
   if (rows.bindable.empty()) {
-    throw ConfigError(fmt::format("routing trace of {} has no request to replay in {}",
-                                  rows.trace.meta().model, phase_names[index(phase)]));
+    throw ConfigError("routing trace of {} has no request to replay in {}", rows.trace.meta().model,
+                      phase_names[index(phase)]);
   }
   for (const std::vector<std::string>& tags : order.phases) {
     std::vector<std::uint32_t>& chosen = rows.bindable_in_turn.emplace_back();
@@ -46,10 +46,9 @@ RowSource::PhaseRows RowSource::phase_rows(RoutingTrace trace, Phase phase, bool
       if (std::find(tags.begin(), tags.end(), tag) != tags.end()) chosen.push_back(request);
     }
     if (chosen.empty()) {
-      throw ConfigError(
-          fmt::format("routing trace of {} has no request of \"{}\" to replay in {}; it has: {}",
-                      rows.trace.meta().model, fmt::join(tags, "\", \""), phase_names[index(phase)],
-                      fmt::join(rows.trace.workloads(), ", ")));
+      throw ConfigError("routing trace of {} has no request of \"{}\" to replay in {}; it has: {}",
+                        rows.trace.meta().model, fmt::join(tags, "\", \""),
+                        phase_names[index(phase)], fmt::join(rows.trace.workloads(), ", "));
     }
   }
   return rows;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "traces/routing_trace.hpp"
 
@@ -96,7 +97,7 @@ class RowSource {
     std::vector<std::uint32_t> bindable;
     std::vector<std::vector<std::uint32_t>> bindable_in_turn;  // by BindingOrder's phases
   };
-  static std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
+  static std::size_t index(Phase phase) { return at(phase); }
   static PhaseRows phase_rows(RoutingTrace trace, Phase phase, bool other_half,
                               const BindingOrder& order);
 

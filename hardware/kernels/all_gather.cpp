@@ -8,7 +8,7 @@ namespace moesim {
 namespace {
 
 std::vector<double> even_shares(int gpus, Bytes bytes) {
-  return std::vector<double>(static_cast<std::size_t>(gpus), bytes.value() / gpus);
+  return std::vector<double>(at(gpus), bytes.value() / gpus);
 }
 
 CollectiveCost even_all_gather(const Fabric& fabric, int gpus, Bytes bytes) {
@@ -21,25 +21,13 @@ CollectiveCost even_reduce_scatter(const Fabric& fabric, int gpus, Bytes bytes) 
 
 }  // namespace
 
-constinit const Kernel all_gather_kernel{
-    .name = "all_gather",
-    .summary = "every GPU's contribution, `bytes` together, on each",
-    .law = Law::links,
-    .table = &nccl_table,
-    .points = {"collective", "all_gather"},
-    .power = PowerClass::exchanges,
-    .collective = even_all_gather,
-};
+constinit const Kernel all_gather_kernel =
+    link_kernel("all_gather", "every GPU's contribution, `bytes` together, on each",
+                {"collective", "all_gather"}, &nccl_table, even_all_gather);
 
-constinit const Kernel reduce_scatter_kernel{
-    .name = "reduce_scatter",
-    .summary = "a sum of `bytes` over all GPUs, a share left on each",
-    .law = Law::links,
-    .table = &nccl_table,
-    .points = {"collective", "reduce_scatter"},
-    .power = PowerClass::exchanges,
-    .collective = even_reduce_scatter,
-};
+constinit const Kernel reduce_scatter_kernel =
+    link_kernel("reduce_scatter", "a sum of `bytes` over all GPUs, a share left on each",
+                {"collective", "reduce_scatter"}, &nccl_table, even_reduce_scatter);
 
 CollectiveCost Fabric::all_gather(std::span<const double> contribution) const {
   const int gpus = static_cast<int>(contribution.size());

@@ -34,30 +34,18 @@ CollectiveCost by_one_shot(const Fabric& fabric, int gpus, Bytes bytes) {
 
 }  // namespace
 
-constinit const Kernel one_shot_all_reduce_kernel{
-    .name = "one_shot_all_reduce",
-    .summary = "the engine's own sum of `bytes` over the GPUs of one NVLink domain",
-    .law = Law::links,
-    .table = &one_shot_table,
-    .points = {"collective", "custom"},
-    .power = PowerClass::exchanges,
-    .collective = by_one_shot,
-};
+constinit const Kernel one_shot_all_reduce_kernel = link_kernel(
+    "one_shot_all_reduce", "the engine's own sum of `bytes` over the GPUs of one NVLink domain",
+    {"collective", "custom"}, &one_shot_table, by_one_shot);
 
-constinit const Kernel all_reduce_kernel{
-    .name = "all_reduce",
-    .summary = "NCCL's sum of `bytes` over all GPUs, left on each",
-    .law = Law::links,
-    .table = &nccl_table,
-    .points = {"collective", "all_reduce"},
-    .power = PowerClass::exchanges,
-    .collective = by_ring,
-};
+constinit const Kernel all_reduce_kernel =
+    link_kernel("all_reduce", "NCCL's sum of `bytes` over all GPUs, left on each",
+                {"collective", "all_reduce"}, &nccl_table, by_ring);
 
 CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes, const Kernel& kernel) const {
   check(gpus <= cluster_.gpus(), "an all-reduce is wider than the cluster");
   if (gpus <= 1) return {};
-  const std::vector<double> slices(static_cast<std::size_t>(gpus), bytes.value() / gpus);
+  const std::vector<double> slices(at(gpus), bytes.value() / gpus);
   Volume volume = gather_volume(slices);
   for (double* bytes_moved :
        {&volume.nvlink_rank, &volume.network_rank, &volume.nvlink_all, &volume.network_all}) {

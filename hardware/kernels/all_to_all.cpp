@@ -17,15 +17,9 @@ CollectiveCost even_all_to_all(const Fabric& fabric, int gpus, Bytes bytes) {
 
 }  // namespace
 
-constinit const Kernel all_to_all_kernel{
-    .name = "all_to_all",
-    .summary = "messages between all GPUs, [from, to]",
-    .law = Law::links,
-    .table = &nccl_table,
-    .points = {"collective", "alltoall"},
-    .power = PowerClass::exchanges,
-    .collective = even_all_to_all,
-};
+constinit const Kernel all_to_all_kernel =
+    link_kernel("all_to_all", "messages between all GPUs, [from, to]", {"collective", "alltoall"},
+                &nccl_table, even_all_to_all);
 
 CollectiveCost Fabric::all_to_all(const TrafficMatrix& messages, const Kernel& kernel,
                                   double bytes) const {

@@ -18,6 +18,19 @@ struct CollectiveCall {
 /// Finds the place of such a call in a table, with a launch of so many microseconds.
 Located place_of(const CollectiveCall&, double launch_us, const GpuSpec&);
 
+/// A kernel between GPUs: links price it, and it draws what exchanges do.
+constexpr Kernel link_kernel(std::string_view name, std::string_view summary, PointWords points,
+                             const MeasuredTable* table = nullptr,
+                             decltype(Kernel::collective) collective = nullptr) {
+  return {.name = name,
+          .summary = summary,
+          .law = Law::links,
+          .table = table,
+          .points = points,
+          .power = PowerClass::exchanges,
+          .collective = collective};
+}
+
 /// NCCL's collectives, all in one table.
 extern const MeasuredTable nccl_table;
 Question ask_nccl(const CollectiveCall&, const GpuSpec&);

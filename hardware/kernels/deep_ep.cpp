@@ -88,23 +88,14 @@ constexpr MeasuredTable normal_table{.name = "normal",
 
 }  // namespace
 
-constinit const Kernel low_latency_all_to_all_kernel{
-    .name = "low_latency_all_to_all",
-    .summary = "tokens to experts, one message for each expert: tokens, hidden, top_k, experts",
-    .law = Law::links,
-    .table = &low_latency_table,
-    .points = {"moe_a2a"},
-    .power = PowerClass::exchanges,
-};
+constinit const Kernel low_latency_all_to_all_kernel =
+    link_kernel("low_latency_all_to_all",
+                "tokens to experts, one message for each expert: tokens, hidden, top_k, experts",
+                {"moe_a2a"}, &low_latency_table);
 
-constinit const Kernel low_latency_combine_kernel{
-    .name = "low_latency_combine",
-    .summary = "the same tokens on their way back",
-    .law = Law::links,
-    .table = &low_latency_table,
-    .points = {"moe_a2a", "combine"},
-    .power = PowerClass::exchanges,
-};
+constinit const Kernel low_latency_combine_kernel =
+    link_kernel("low_latency_combine", "the same tokens on their way back", {"moe_a2a", "combine"},
+                &low_latency_table);
 
 constinit const Kernel normal_all_to_all_kernel{
     .name = "normal_all_to_all",

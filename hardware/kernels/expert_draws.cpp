@@ -65,7 +65,7 @@ std::vector<std::int32_t> power_law_counts(const PowerLaw& law, Rng& rng) {
   const bool many = selections > law.experts;
   const double low = std::pow(many ? 1 : 0.01, 1 - alpha);
   const double high = std::pow(many ? 0.8 * tokens : 2, 1 - alpha);
-  std::vector<double> weights(static_cast<std::size_t>(law.experts));
+  std::vector<double> weights(at(law.experts));
   double sum = 0;
   for (double& weight : weights) {
     weight = std::pow((high - low) * rng.uniform() + low, 1 / (1 - alpha));
@@ -86,7 +86,7 @@ std::vector<std::int32_t> power_law_counts(const PowerLaw& law, Rng& rng) {
 }
 
 std::span<const std::int32_t> busiest(std::span<const std::int32_t> counts, int ranks) {
-  const std::size_t per_rank = counts.size() / static_cast<std::size_t>(ranks);
+  const std::size_t per_rank = counts.size() / at(ranks);
   std::span<const std::int32_t> most;
   std::int64_t rows = -1;
   for (std::size_t first = 0; first + per_rank <= counts.size(); first += per_rank) {
@@ -140,12 +140,12 @@ Draws draws_of(const EngineVersion& engine, const GpuSpec& gpu, const ExpertsCal
 
 std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {
   const int stride = (experts + top_k - 1) / top_k;
-  std::vector<std::int32_t> counts(static_cast<std::size_t>(experts / ranks));
+  std::vector<std::int32_t> counts(at(experts / ranks));
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t first = tokens < stride ? t * stride / tokens : t;
     std::int32_t elsewhere = 0;
     for (int j = 0; j < top_k; ++j) {
-      const auto expert = static_cast<std::size_t>((first + std::int64_t{j} * stride) % experts);
+      const auto expert = at((first + std::int64_t{j} * stride) % experts);
       expert < counts.size() ? ++counts[expert] : ++elsewhere;
     }
     if (elsewhere < top_k) counts[0] += elsewhere;

@@ -39,7 +39,7 @@ Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
 }
 
 [[noreturn]] void refuse(const TableRow& row, std::string_view why) {
-  throw ConfigError(fmt::format("{}: {}", row.place(), why));
+  throw ConfigError("{}: {}", row.place(), why);
 }
 
 // Checks what the draws of a row's experts assume.
@@ -445,7 +445,7 @@ GroupedRows GroupedGemm::rows(std::span<const std::int32_t> tokens_per_slot) con
     }
     rows.tokens += tokens;
     rows.slots += tokens > 0 ? 1 : 0;
-    rows.padded += padded_[static_cast<std::size_t>(tokens)];
+    rows.padded += padded_[at(tokens)];
   }
   return {rows.slots + long_ones.slots, rows.tokens + long_ones.tokens,
           rows.padded + long_ones.padded, rows.slots + long_ones.tiles};

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "hardware/kernels/attention.hpp"
+#include "hardware/kernels/attention_block.hpp"
 #include "hardware/kernels/cached_context.hpp"
 #include "hardware/kernels/gemm.hpp"
 #include "hardware/kernels/rough.hpp"
@@ -156,22 +156,25 @@ std::optional<RooflineCall> latent_call(const TableRow& row, const GpuSpec&, con
        .hbm = Bytes(c.batch * (c.context * cached + c.queries * c.heads * per_head * 2))});
 }
 
-constexpr std::array<TableAxis, 8> decode_axes{
-    {{"sequences"}, {"context"}, {"heads", TableAxis::by_shape}, {"queries", TableAxis::by_shape}}};
-constexpr std::array<TableAxis, 8> prefill_axes{
-    {{"sequences"}, {"length"}, {"heads", TableAxis::by_shape}, {"context"}}};
-constexpr MeasuredTable mla_decode_table{
-    .name = "mla_decode", .axes = decode_axes, .along = "step", .samples = latent_samples<true>};
-constexpr MeasuredTable mla_prefill_table{
-    .name = "mla_prefill", .axes = prefill_axes, .along = "isl", .samples = latent_samples<false>};
-constexpr MeasuredTable mla_decode_module_table{.name = "mla_decode_module",
-                                                .axes = decode_axes,
-                                                .along = "step",
-                                                .samples = latent_samples<true>};
-constexpr MeasuredTable mla_prefill_module_table{.name = "mla_prefill_module",
-                                                 .axes = prefill_axes,
-                                                 .along = "isl",
-                                                 .samples = latent_samples<false>};
+constexpr MeasuredTable decode_table(std::string_view name) {
+  return {.name = name,
+          .axes = {{{"sequences"},
+                    {"context"},
+                    {"heads", TableAxis::by_shape},
+                    {"queries", TableAxis::by_shape}}},
+          .along = "step",
+          .samples = latent_samples<true>};
+}
+constexpr MeasuredTable prefill_table(std::string_view name) {
+  return {.name = name,
+          .axes = {{{"sequences"}, {"length"}, {"heads", TableAxis::by_shape}, {"context"}}},
+          .along = "isl",
+          .samples = latent_samples<false>};
+}
+constexpr MeasuredTable mla_decode_table = decode_table("mla_decode");
+constexpr MeasuredTable mla_prefill_table = prefill_table("mla_prefill");
+constexpr MeasuredTable mla_decode_module_table = decode_table("mla_decode_module");
+constexpr MeasuredTable mla_prefill_module_table = prefill_table("mla_prefill_module");
 constexpr MeasuredTable mla_bmm_table{.name = "mla_bmm",
                                       .axes = {{{"queries"}, {"heads", TableAxis::by_shape}}},
                                       .along = "tokens",
@@ -199,19 +202,10 @@ constinit const Kernel mla_prefill_kernel{
     .roofline_call = latent_call<false>,
 };
 
-constinit const Kernel mla_decode_module_kernel{
-    .name = "mla_decode_module",
-    .summary = "mla_decode with the projections before and after",
-    .table = &mla_decode_module_table,
-    .power = PowerClass::attention_decode,
-};
-
-constinit const Kernel mla_prefill_module_kernel{
-    .name = "mla_prefill_module",
-    .summary = "mla_prefill with the projections before and after",
-    .table = &mla_prefill_module_table,
-    .power = PowerClass::attention_prefill,
-};
+constinit const Kernel mla_decode_module_kernel =
+    block_kernel(mla_decode_module_table, "mla_decode with the projections before and after");
+constinit const Kernel mla_prefill_module_kernel =
+    block_kernel(mla_prefill_module_table, "mla_prefill with the projections before and after");
 
 constinit const Kernel mla_bmm_kernel{
     .name = "mla_bmm",

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/kernels/collectives.hpp"
 #include "hardware/kernels/rough.hpp"
 
 namespace moesim {
@@ -52,23 +53,13 @@ constexpr MeasuredTable table{.name = "nvlink_alltoall",
 
 }  // namespace
 
-constinit const Kernel one_sided_all_to_all_kernel{
-    .name = "one_sided_all_to_all",
-    .summary = "tokens to experts over NVLink, written once into each GPU's memory",
-    .law = Law::links,
-    .table = &table,
-    .points = {"moe_a2a", "OneSided dispatch"},
-    .power = PowerClass::exchanges,
-};
+constinit const Kernel one_sided_all_to_all_kernel = link_kernel(
+    "one_sided_all_to_all", "tokens to experts over NVLink, written once into each GPU's memory",
+    {"moe_a2a", "OneSided dispatch"}, &table);
 
-constinit const Kernel one_sided_combine_kernel{
-    .name = "one_sided_combine",
-    .summary = "the same tokens on their way back, read from each GPU's memory",
-    .law = Law::links,
-    .table = &table,
-    .points = {"moe_a2a", "OneSided combine"},
-    .power = PowerClass::exchanges,
-};
+constinit const Kernel one_sided_combine_kernel = link_kernel(
+    "one_sided_combine", "the same tokens on their way back, read from each GPU's memory",
+    {"moe_a2a", "OneSided combine"}, &table);
 
 Question ask(const OneSidedCall& call, const GpuSpec& gpu) {
   return {table,

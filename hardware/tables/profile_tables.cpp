@@ -13,7 +13,7 @@ double Sample::value() const { return std::log(us / place.rough_us); }
 std::vector<int> MeasuredTable::axes_that_vary(TableAxis::Varies varies) const {
   std::vector<int> some;
   for (int axis = 0; axis < axis_count(); ++axis)
-    if (axes[static_cast<std::size_t>(axis)].varies == varies) some.push_back(axis);
+    if (axes[at(axis)].varies == varies) some.push_back(axis);
   return some;
 }
 
@@ -52,9 +52,8 @@ std::vector<Sample> samples_of(const MeasuredTable& table, const TableRow& row,
   std::vector<Sample> samples = table.samples(row, measured_on, engine);
   for (const Sample& sample : samples) {
     if (is_usable(sample)) continue;
-    throw ConfigError(
-        fmt::format("{}: {} us for sizes that are not a kernel's; expected all of them above 0",
-                    row.place(), sample.us));
+    throw ConfigError("{}: {} us for sizes that are not a kernel's; expected all of them above 0",
+                      row.place(), sample.us);
   }
   return samples;
 }
@@ -86,7 +85,7 @@ const KernelMaps& ProfileTables::of(const MeasuredTable& table) const {
             .first->second.add(sample.place.at, sample.value());
       }
     });
-    if (empty) throw ConfigError(fmt::format("{}: no row under its header", read.file.string()));
+    if (empty) throw ConfigError("{}: no row under its header", read.file.string());
   });
   return read.maps;
 }

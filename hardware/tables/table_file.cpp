@@ -36,26 +36,25 @@ constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 std::string decompressed(const std::filesystem::path& file, std::string_view kind) {
   refuse_huge(file, kind);
   std::unique_ptr<gzFile_s, CloseGz> in(gzopen(file.c_str(), "rb"));
-  if (!in) throw ConfigError(fmt::format("{}: cannot be read", file.string()));
+  if (!in) throw ConfigError("{}: cannot be read", file.string());
   constexpr std::size_t step = std::size_t{1} << 20;
   constexpr std::string_view damaged = "is damaged or cut short; fetch it again";
   std::string text;
   while (true) {
     const std::size_t size = text.size();
     if (size > largest_text)
-      throw ConfigError(
-          fmt::format("{}: is too large; a {} has at most 1 GiB of text", file.string(), kind));
+      throw ConfigError("{}: is too large; a {} has at most 1 GiB of text", file.string(), kind);
     text.resize(size + step);
     const int read = gzread(in.get(), text.data() + size, step);
-    if (read < 0) throw ConfigError(fmt::format("{}: {}", file.string(), damaged));
-    text.resize(size + static_cast<std::size_t>(read));
+    if (read < 0) throw ConfigError("{}: {}", file.string(), damaged);
+    text.resize(size + at(read));
     if (read == 0) break;
   }
   // Only closing tells that the end of the data, its sum or its length are not there. Without even
   // its first two bytes a compressed file reads as text.
   const bool compressed = gzdirect(in.get()) == 0;
   if (gzclose_r(in.release()) != Z_OK || (file.extension() == ".gz" && !compressed))
-    throw ConfigError(fmt::format("{}: {}", file.string(), damaged));
+    throw ConfigError("{}: {}", file.string(), damaged);
   if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
   return text;
 }
@@ -63,13 +62,13 @@ std::string decompressed(const std::filesystem::path& file, std::string_view kin
 std::string_view TableRow::text_or_none(std::string_view column) const {
   const auto found = std::ranges::find(columns_, column);
   if (found == columns_.end()) return {};
-  return fields[static_cast<std::size_t>(found - columns_.begin())];
+  return fields[at(found - columns_.begin())];
 }
 
 std::string_view TableRow::text(std::string_view column) const {
   if (std::ranges::find(columns_, column) == columns_.end())
-    throw ConfigError(fmt::format("{}: the header has no column \"{}\"; it names {}", place_,
-                                  column, fmt::join(columns_, ", ")));
+    throw ConfigError("{}: the header has no column \"{}\"; it names {}", place_, column,
+                      fmt::join(columns_, ", "));
   return text_or_none(column);
 }
 
@@ -83,8 +82,7 @@ double TableRow::number(std::string_view column) const {
   const char* const end = field.data() + field.size();
   const bool read = std::from_chars(field.data(), end, value).ptr == end && !field.empty();
   if (!read || !(value >= 0 && value < 1e15)) {
-    throw ConfigError(
-        fmt::format("{}: {} \"{}\" is not a number of at least 0", place_, column, field));
+    throw ConfigError("{}: {} \"{}\" is not a number of at least 0", place_, column, field);
   }
   return value;
 }
@@ -122,8 +120,8 @@ void read_table(const std::filesystem::path& file,
     place = fmt::format("{}:{}", file.string(), number);
     const auto check = [&] {
       if (row.fields.size() == columns.size()) return;
-      throw ConfigError(fmt::format("{}: {} fields; the header names {}", place, row.fields.size(),
-                                    columns.size()));
+      throw ConfigError("{}: {} fields; the header names {}", place, row.fields.size(),
+                        columns.size());
     };
     if (plain == columns.size()) {
       row.fields = fields;
@@ -140,9 +138,9 @@ void read_table(const std::filesystem::path& file,
       check();
       visit(row);
     }
-    if (points.empty()) throw ConfigError(fmt::format("{}: no series of points", place));
+    if (points.empty()) throw ConfigError("{}: no series of points", place);
   }
-  if (columns.empty()) throw ConfigError(fmt::format("{}: no header line", file.string()));
+  if (columns.empty()) throw ConfigError("{}: no header line", file.string());
 }
 
 }  // namespace moesim

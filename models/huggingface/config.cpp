@@ -53,9 +53,9 @@ const HfFamily& family_of(ConfigReader& top, ConfigReader& text) {
     if (std::ranges::find(known, family.model_type) == known.end())
       known.push_back(family.model_type);
   text.node().fail(
-      fmt::format("unknown architecture \"{}\"; describe it in the zoo's format "
-                  "(models/README.md), or use one of: {}",
-                  name, join_names(known)));
+      "unknown architecture \"{}\"; describe it in the zoo's format "
+      "(models/README.md), or use one of: {}",
+      name, join_names(known));
 }
 
 // config.json seldom names its model: take the file's name, or its folder's.

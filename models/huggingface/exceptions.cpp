@@ -5,8 +5,6 @@
 #include <cmath>
 #include <optional>
 
-#include <fmt/format.h>
-
 #include "hardware/at.hpp"
 #include "models/huggingface/layers.hpp"
 #include "models/mixers/compressed.hpp"
@@ -302,9 +300,9 @@ void laguna_heads(ConfigReader& r, ModelDraft& m) {
     int& kind = layer.window > 0 ? local_heads : whole_heads;
     if (kind != 0 && kind != here)
       node.fail(
-          fmt::format("layers that differ in more than their window are not modelled; {} is "
-                      "expected",
-                      kind));
+          "layers that differ in more than their window are not modelled; {} is "
+          "expected",
+          kind);
     kind = here;
   });
   GroupedAttention local = attention;
@@ -404,8 +402,8 @@ void append_nemotron_layer(char letter, const ConfigNode& node, ModelDraft& m) {
     m.layers.back().moe = letter == 'E';
     m.layers.back().number = number;
   } else {
-    node.fail(fmt::format(
-        "\"{}\" is not modelled here; M, * and, after one of these, E or - are expected", letter));
+    node.fail("\"{}\" is not modelled here; M, * and, after one of these, E or - are expected",
+              letter);
   }
 }
 
@@ -431,8 +429,7 @@ void nemotron_layers(ConfigReader& r, ModelDraft& m) {
     const std::string name = block.text();
     const auto* const word = std::ranges::find(words, name, &Word::name);
     if (word == words.end())
-      block.fail(fmt::format(
-          "a layer of type \"{}\" is not modelled; mamba, attention, moe and mlp are", name));
+      block.fail("a layer of type \"{}\" is not modelled; mamba, attention, moe and mlp are", name);
     append_nemotron_layer(word->letter, block, m);
   }
 }
@@ -489,7 +486,7 @@ void step_layers(ConfigReader& r, ModelDraft& m) {
   dense_before(m, static_cast<int>(m.layers.size()));
   for (const int layer : numbers_in(listed)) {
     if (layer < 0 || layer >= static_cast<int>(m.layers.size()))
-      listed.fail(fmt::format("there is no layer {} of {}", layer, m.layers.size()));
+      listed.fail("there is no layer {} of {}", layer, m.layers.size());
     m.layers[at(layer)].moe = true;
   }
 }

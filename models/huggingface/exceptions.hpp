@@ -1,42 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "models/model_draft.hpp"
+#include "models/huggingface/family.hpp"
 
 // What families say by more than the names of keys: functions of rows of families.cpp.
 
 namespace moesim {
 
-MixerPtr kimi_latent(ConfigReader&, int hidden);
-MixerPtr minimax_sparse(ConfigReader&, int hidden);
-MixerPtr step3_attention(ConfigReader&, int hidden);
-MixerPtr step_attention(ConfigReader&, int hidden);
+ReadMixer kimi_latent, minimax_sparse, step3_attention, step_attention;
 
-void afmoe_windows(ConfigReader&, ModelDraft&);
-void exaone_windows(ConfigReader&, ModelDraft&);
-void phimoe_window(ConfigReader&, ModelDraft&);
-void smallthinker_windows(ConfigReader&, ModelDraft&);
+LayerRule afmoe_windows, exaone_windows, phimoe_window, smallthinker_windows;
 
-void arctic_residual(ConfigReader&, ModelDraft&);
-void bailing_lightning(ConfigReader&, ModelDraft&);
-void dbrx_parts(ConfigReader&, ModelDraft&);
-void deepseek_v4_layers(ConfigReader&, ModelDraft&);
-void ernie_layers(ConfigReader&, ModelDraft&);
-void gemma4_parts(ConfigReader&, ModelDraft&);
-void granite_mamba(ConfigReader&, ModelDraft&);
-void grok_residual(ConfigReader&, ModelDraft&);
-void hunyuan_parts(ConfigReader&, ModelDraft&);
-void jamba_layers(ConfigReader&, ModelDraft&);
-void kimi_delta_nets(ConfigReader&, ModelDraft&);
-void laguna_heads(ConfigReader&, ModelDraft&);
-void mimo_layers(ConfigReader&, ModelDraft&);
-void lfm_layers(ConfigReader&, ModelDraft&);
-void longcat_layers(ConfigReader&, ModelDraft&);
-void minimax_lightning_layers(ConfigReader&, ModelDraft&);
-void minimax_m3_layers(ConfigReader&, ModelDraft&);
-void nemotron_parts(ConfigReader&, ModelDraft&);
-void qwen_delta_nets(ConfigReader&, ModelDraft&);
-void qwen_dense_layers(ConfigReader&, ModelDraft&);
-void step_layers(ConfigReader&, ModelDraft&);
+LayerRule arctic_residual, bailing_lightning, dbrx_parts, deepseek_v4_layers, ernie_layers,
+    gemma4_parts, granite_mamba, grok_residual, hunyuan_parts, jamba_layers, kimi_delta_nets,
+    laguna_heads, mimo_layers, lfm_layers, longcat_layers, minimax_lightning_layers,
+    minimax_m3_layers, nemotron_parts, qwen_delta_nets, qwen_dense_layers, step_layers;
 
 }  // namespace moesim

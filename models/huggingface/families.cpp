@@ -80,32 +80,14 @@ constexpr HfLayout deepseek{.attention = latent_if_used,
                             .dense_width = of_any,
                             .groups = "n_group",
                             .moe = deepseek_layers};
-constexpr HfLayout deepseek_sparse{.attention = sparse_latent,
-                                   .experts = needed("n_routed_experts"),
-                                   .width = of_moe,
-                                   .shared = or_null("n_shared_experts"),
-                                   .dense_width = of_any,
-                                   .groups = "n_group",
-                                   .moe = deepseek_layers,
-                                   .exceptions = read_shared_indexers};
+constexpr HfLayout deepseek_sparse = deepseek.but(&HfLayout::attention, sparse_latent)
+                                         .but(&HfLayout::exceptions, read_shared_indexers);
 constexpr HfLayout deepseek_v4{.experts = needed("n_routed_experts"),
                                .width = of_moe,
                                .shared = or_null("n_shared_experts"),
                                .exceptions = deepseek_v4_layers};
-constexpr HfLayout glm{.attention = grouped,
-                       .experts = needed("n_routed_experts"),
-                       .width = of_moe,
-                       .shared = or_null("n_shared_experts"),
-                       .dense_width = of_any,
-                       .groups = "n_group",
-                       .moe = deepseek_layers};
-constexpr HfLayout dots{.attention = grouped,
-                        .experts = needed("n_routed_experts"),
-                        .width = of_moe,
-                        .shared = or_null("n_shared_experts"),
-                        .dense_width = of_any,
-                        .groups = "n_group",
-                        .moe = {.first = first_k_dense}};
+constexpr HfLayout glm = deepseek.but(&HfLayout::attention, grouped);
+constexpr HfLayout dots = glm.but(&HfLayout::moe, MoeLayers{.first = first_k_dense});
 constexpr HfLayout ernie{.attention = grouped,
                          .experts = needed("moe_num_experts"),
                          .width = of_moe,
@@ -120,31 +102,15 @@ constexpr HfLayout hy3{.attention = grouped,
                        .dense_width = of_any_if_said,
                        .groups = "n_group",
                        .moe = {.first = usually("first_k_dense_replace", 1)}};
-constexpr HfLayout exaone{.attention = grouped,
-                          .experts = needed("num_experts"),
-                          .width = of_moe,
-                          .shared = usually("num_shared_experts", 0),
-                          .dense_width = of_any_if_said,
-                          .groups = "n_group",
-                          .moe = {.first = usually("first_k_dense_replace", 1)},
-                          .windows = exaone_windows};
+constexpr HfLayout exaone = hy3.but(&HfLayout::windows, exaone_windows);
 constexpr HfLayout gemma4{.exceptions = gemma4_parts};
-constexpr HfLayout gpt_oss{.attention = grouped,
-                           .experts = needed("num_local_experts"),
-                           .width = of_any,
-                           .windows = window_in_turn};
 constexpr HfLayout granite{.attention = grouped,
                            .experts = needed("num_local_experts"),
                            .width = of_any,
                            .shared = always(1),
                            .shared_width = usually("shared_intermediate_size", 0)};
 // Granite 4: Mamba-2 in the layers that layer_types says, experts in every layer.
-constexpr HfLayout granite_hybrid{.attention = grouped,
-                                  .experts = needed("num_local_experts"),
-                                  .width = of_any,
-                                  .shared = always(1),
-                                  .shared_width = usually("shared_intermediate_size", 0),
-                                  .exceptions = granite_mamba};
+constexpr HfLayout granite_hybrid = granite.but(&HfLayout::exceptions, granite_mamba);
 // Grok-1, and Grok-2 with a dense FFN beside the experts of every layer.
 constexpr HfLayout grok{.attention = grouped,
                         .experts = needed("num_local_experts", "num_experts"),
@@ -197,14 +163,7 @@ constexpr HfLayout mimo{.experts = needed("n_routed_experts"),
                         .groups = "n_group",
                         .exceptions = mimo_layers};
 // MiniMax-Text-01 and M1.
-constexpr HfLayout minimax_lightning{.attention = grouped,
-                                     .experts = needed("num_local_experts"),
-                                     .width = of_any,
-                                     .shared = always(1),
-                                     .shared_width = usually("shared_intermediate_size", 0),
-                                     .exceptions = minimax_lightning_layers};
-constexpr HfLayout minimax_m2{
-    .attention = jointly_normed, .experts = needed("num_local_experts"), .width = of_any};
+constexpr HfLayout minimax_lightning = granite.but(&HfLayout::exceptions, minimax_lightning_layers);
 constexpr HfLayout minimax_m3{.attention = minimax_sparse,
                               .experts = needed("num_local_experts"),
                               .width = needed("moe_intermediate_size", "intermediate_size"),
@@ -212,21 +171,20 @@ constexpr HfLayout minimax_m3{.attention = minimax_sparse,
                               .shared_width = usually("shared_intermediate_size", as_experts),
                               .dense_width = usually("dense_intermediate_size", 0),
                               .exceptions = minimax_m3_layers};
-constexpr HfLayout mistral{
-    .attention = grouped, .dense_width = of_any, .windows = window_everywhere};
+constexpr HfLayout mistral = llama.but(&HfLayout::windows, window_everywhere);
 constexpr HfLayout mixtral{.attention = grouped,
                            .experts = needed("num_local_experts"),
                            .width = of_any,
                            .windows = window_everywhere};
+constexpr HfLayout minimax_m2 =
+    mixtral.but(&HfLayout::attention, jointly_normed).but(&HfLayout::windows, nullptr);
+constexpr HfLayout gpt_oss = mixtral.but(&HfLayout::windows, window_in_turn);
 constexpr HfLayout nemotron{.attention = grouped, .exceptions = nemotron_parts};
 constexpr HfLayout olmoe{.attention = grouped, .experts = needed("num_experts"), .width = of_any};
-constexpr HfLayout phimoe{.attention = grouped,
-                          .experts = needed("num_local_experts"),
-                          .width = of_any,
-                          .windows = phimoe_window};
+constexpr HfLayout phimoe = mixtral.but(&HfLayout::windows, phimoe_window);
 // transformers 5 saves the first name.
 constexpr HfNumber qwen_experts = needed("num_local_experts", "num_experts");
-constexpr HfLayout qwen{.attention = grouped, .dense_width = of_any, .windows = window_if_used};
+constexpr HfLayout qwen = llama.but(&HfLayout::windows, window_if_used);
 constexpr HfLayout qwen_moe{.attention = grouped,
                             .experts = qwen_experts,
                             .width = of_moe,
@@ -236,15 +194,8 @@ constexpr HfLayout qwen_moe{.attention = grouped,
                             .moe = {.step = usually("decoder_sparse_step", 1), .ahead = 1},
                             .windows = window_if_used,
                             .exceptions = qwen_dense_layers};
-constexpr HfLayout qwen_next{.attention = gated,
-                             .experts = qwen_experts,
-                             .width = of_moe,
-                             .shared = always(1),
-                             .shared_width = usually("shared_expert_intermediate_size", 0),
-                             .dense_width = of_any_if_said,
-                             .moe = {.step = usually("decoder_sparse_step", 1), .ahead = 1},
-                             .windows = window_if_used,
-                             .exceptions = qwen_delta_nets};
+constexpr HfLayout qwen_next =
+    qwen_moe.but(&HfLayout::attention, gated).but(&HfLayout::exceptions, qwen_delta_nets);
 constexpr HfLayout smallthinker{.attention = grouped,
                                 .experts = needed("moe_num_primary_experts"),
                                 .width = needed("moe_ffn_hidden_size"),

@@ -42,12 +42,13 @@ struct MoeLayers {
   int ahead = 0;
 };
 
-using LayerRule = void (*)(ConfigReader&, ModelDraft&);
+using ReadMixer = MixerPtr(ConfigReader&, int hidden);
+using LayerRule = void(ConfigReader&, ModelDraft&);
 
 /// How the config.json of some families says a model: which mixer, and under which keys.
 struct HfLayout {
-  MixerPtr (*attention)(ConfigReader&, int hidden) = nullptr;  ///< none: `exceptions` reads it
-  HfNumber experts = always(0), width = always(0);             ///< 0 experts: dense
+  ReadMixer* attention = nullptr;                   ///< none: `exceptions` reads it
+  HfNumber experts = always(0), width = always(0);  ///< 0 experts: dense
   HfNumber per_token = needed("num_experts_per_tok");
   HfNumber expert_hidden = always(0);
   HfNumber shared = always(0);                 ///< how many shared experts ...
@@ -55,8 +56,15 @@ struct HfLayout {
   HfNumber dense_width = always(0);
   std::string_view groups{};  ///< key of the number of expert groups; beside "topk_group"
   MoeLayers moe{};
-  LayerRule windows = nullptr;     ///< of layers that "layer_types" does not name
-  LayerRule exceptions = nullptr;  ///< what keys alone do not say, last
+  LayerRule* windows = nullptr;     ///< of layers that "layer_types" does not name
+  LayerRule* exceptions = nullptr;  ///< what keys alone do not say, last
+
+  /// The same layout with another value of a member.
+  constexpr HfLayout but(auto HfLayout::*member, auto value) const {
+    HfLayout other = *this;
+    other.*member = value;
+    return other;
+  }
 };
 
 struct HfFamily {

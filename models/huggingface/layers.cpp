@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <charconv>
 
-#include <fmt/format.h>
-
 #include "hardware/at.hpp"
 #include "hardware/choice.hpp"
 #include "models/mixers/keys.hpp"
@@ -14,10 +12,9 @@ namespace moesim {
 
 std::vector<ConfigNode> of_each_layer(ConfigReader& r, std::string_view key, std::size_t layers) {
   std::vector<ConfigNode> entries = r.child(key).list();
-  const auto ahead = static_cast<std::size_t>(optional(r, "num_nextn_predict_layers", 0));
+  const auto ahead = at(optional(r, "num_nextn_predict_layers", 0));
   if (entries.size() != layers && entries.size() != layers + ahead)
-    r.child(key).fail(
-        fmt::format("expected one entry per layer ({}), found {}", layers, entries.size()));
+    r.child(key).fail("expected one entry per layer ({}), found {}", layers, entries.size());
   return entries;
 }
 
@@ -36,7 +33,7 @@ int same_in_layers(ConfigReader& r, std::string_view key) {
   const auto first = layers.front().integer(whole);
   for (const ConfigNode& layer : layers) {
     if (layer.integer(whole) != first)
-      layer.fail(fmt::format("layers that differ are not modelled; {} is expected", first));
+      layer.fail("layers that differ are not modelled; {} is expected", first);
   }
   return static_cast<int>(first);
 }
@@ -54,7 +51,7 @@ std::vector<int> numbers_in(const ConfigNode& node) {
     int number = 0;
     const char* const end = text.data() + comma;
     if (std::from_chars(text.data() + at, end, number).ptr != end)
-      node.fail(fmt::format("expected numbers separated by commas, found \"{}\"", text));
+      node.fail("expected numbers separated by commas, found \"{}\"", text);
     numbers.push_back(number);
     at = comma + 1;
   }
@@ -81,8 +78,7 @@ void read_layer_types(ConfigReader& r, ModelDraft& m) {
     const ConfigNode& type = types[at(i)];
     const std::string name = type.text();
     if (std::find(known.begin(), known.end(), name) == known.end()) {
-      type.fail(fmt::format("attention of type \"{}\" is not modelled; one of: {}", name,
-                            join_names(known)));
+      type.fail("attention of type \"{}\" is not modelled; one of: {}", name, join_names(known));
     }
     layer.linear = name == "linear_attention" || name == "mamba" || name == "conv";
     if (layer.linear && m.linear == nullptr)
@@ -105,7 +101,7 @@ void read_mlp_types(ConfigReader& r, ModelDraft& m) {
     const ConfigNode& type = types[at(i)];
     const std::string name = type.text();
     if (name != "dense" && name != "sparse")
-      type.fail(fmt::format("FFNs of type \"{}\" are not modelled; one of: dense, sparse", name));
+      type.fail("FFNs of type \"{}\" are not modelled; one of: dense, sparse", name);
     layer.moe = name == "sparse";
   });
 }
@@ -146,8 +142,7 @@ void chunk_with_positions(ConfigReader& r, ModelDraft& m) {
   if (present(r, "no_rope_layers")) rope = r.child("no_rope_layers").list();
   if (!rope.empty() && rope.size() != m.layers.size())
     r.child("no_rope_layers")
-        .fail(fmt::format("expected one entry per layer ({}), found {}", m.layers.size(),
-                          rope.size()));
+        .fail("expected one entry per layer ({}), found {}", m.layers.size(), rope.size());
   for_layers(m, [&](int i, LayerDraft& layer) {
     const bool local = rope.empty() ? (i + 1) % interval != 0 : rope[at(i)].integer({0, 1}) == 1;
     if (!local) return;
@@ -171,8 +166,8 @@ void read_shared_indexers(ConfigReader& r, ModelDraft& m) {
     const ConfigNode node = r.child("index_topk_pattern");
     const std::string letters = node.text();
     if (letters.size() < m.layers.size())
-      node.fail(fmt::format("expected a letter for each of {} layers, found {}", m.layers.size(),
-                            letters.size()));
+      node.fail("expected a letter for each of {} layers, found {}", m.layers.size(),
+                letters.size());
     for_layers(m, [&](int i, LayerDraft& layer) {
       layer.indexer = check_word(node, letters[at(i)] == 'F', letters[at(i)] == 'S');
     });

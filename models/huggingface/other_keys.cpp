@@ -135,8 +135,7 @@ std::vector<std::string> unknown_hf_keys(const ConfigReader& r, std::string_view
     if (is_off(value)) continue;
     for (const Refused& switched : refused)
       if (switched.key == key)
-        r.node().child(key).fail(
-            fmt::format("{} not modelled; switched off would be right", switched.why));
+        r.node().child(key).fail("{} not modelled; switched off would be right", switched.why);
     if (!is_harmless(key, family)) unknown.push_back(key);
   }
   return unknown;

@@ -15,12 +15,9 @@ namespace {
 // DeepSeek-V4 (huggingface/transformers, models/deepseek_v4). Every layer attends to the last
 // `window` tokens. In addition it attends to floor(t / 4) entries of which an indexer picks, or to
 // all of floor(t / 128) entries, or to none. All heads read the same entries and window.
-class Compressed final : public Mixer {
+class Compressed final : public MixerOf<CompressedAttention> {
  public:
-  explicit Compressed(const CompressedAttention& a) : a_(a) {}
-  bool operator==(const Mixer& other) const override {
-    return same_value(*this, other, &Compressed::a_);
-  }
+  using MixerOf::MixerOf;
 
   std::string fault() const override {
     if ((a_.sparse_ratio > 0) != a_.indexer.scores())
@@ -218,8 +215,6 @@ class Compressed final : public Mixer {
     OperationList(Part::other, shard.precision, shard.gpu, out)
         .priced(name, hyper_connections(before, tokens, shard.hidden, a_.streams, shard.gpu));
   }
-
-  CompressedAttention a_;
 };
 
 }  // namespace

@@ -9,12 +9,9 @@ namespace moesim {
 
 namespace {
 
-class GatedDeltaNet final : public Mixer {
+class GatedDeltaNet final : public MixerOf<DeltaNet> {
  public:
-  explicit GatedDeltaNet(const DeltaNet& a) : a_(a) {}
-  bool operator==(const Mixer& other) const override {
-    return same_value(*this, other, &GatedDeltaNet::a_);
-  }
+  using MixerOf::MixerOf;
 
   bool recurrent() const override { return true; }
   std::string cut_fault(int tp) const override { return recurrent_cut_fault(a_.heads, tp); }
@@ -142,8 +139,6 @@ class GatedDeltaNet final : public Mixer {
   }
 
   double rates() const { return a_.decay_rank == 0 ? 2 : 1; }
-
-  DeltaNet a_;
 };
 
 }  // namespace

@@ -10,12 +10,9 @@ namespace moesim {
 
 namespace {
 
-class Grouped final : public Mixer {
+class Grouped final : public MixerOf<GroupedAttention> {
  public:
-  explicit Grouped(const GroupedAttention& a) : a_(a) {}
-  bool operator==(const Mixer& other) const override {
-    return same_value(*this, other, &Grouped::a_);
-  }
+  using MixerOf::MixerOf;
 
   std::string fault() const override {
     if (a_.kv_heads == 0 || a_.query_heads % a_.kv_heads != 0)
@@ -212,8 +209,6 @@ class Grouped final : public Mixer {
     shape.kv_cache = precision.kv_cache;
     return is_by_table(attention(shape, one_query, gpu), gpu);
   }
-
-  GroupedAttention a_;
 };
 
 }  // namespace

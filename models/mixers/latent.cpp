@@ -14,12 +14,9 @@ namespace {
 // DeepSeek-V2 (arXiv:2405.04434) section 2.1 and appendix B. Decode keeps keys and values in the
 // latent. There kv_b is absorbed into the query and the output, and all heads share one read of the
 // latent. Prefill expands the latent of the whole context into keys and values per head.
-class Latent final : public Mixer {
+class Latent final : public MixerOf<LatentAttention> {
  public:
-  explicit Latent(const LatentAttention& a) : a_(a) {}
-  bool operator==(const Mixer& other) const override {
-    return same_value(*this, other, &Latent::a_);
-  }
+  using MixerOf::MixerOf;
 
   std::string fault() const override { return a_.indexer.fault(); }
   std::string cut_fault(int tp) const override {
@@ -232,8 +229,6 @@ class Latent final : public Mixer {
                   2 * heads * per_head * work.prefill_pairs,
                   (work.prefill_kv_tokens + work.prefill_tokens) * heads * per_head * bf16_bytes);
   }
-
-  LatentAttention a_;
 };
 
 }  // namespace

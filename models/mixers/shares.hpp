@@ -11,11 +11,18 @@
 
 namespace moesim {
 
-/// For Mixer::operator==: the other is of the same kind, and has the same facts.
-template <class Kind, class Facts>
-bool same_value(const Kind& mine, const Mixer& other, Facts Kind::*facts) {
-  return typeid(other) == typeid(Kind) && mine.*facts == static_cast<const Kind&>(other).*facts;
-}
+/// A kind of mixer, all of which these facts tell.
+template <class Facts>
+class MixerOf : public Mixer {
+ public:
+  explicit MixerOf(const Facts& a) : a_(a) {}
+  bool operator==(const Mixer& other) const override {
+    return typeid(other) == typeid(*this) && a_ == static_cast<const MixerOf&>(other).a_;
+  }
+
+ protected:
+  Facts a_;
+};
 
 /// A load that shows whose kernel prices attention.
 inline constexpr AttentionLoad one_query{

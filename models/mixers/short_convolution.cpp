@@ -11,12 +11,9 @@ namespace moesim {
 namespace {
 
 // y = W_out (c * conv(b * x)) with b, c, x = W_in h; channels are cut over tp GPUs.
-class GatedConvolution final : public Mixer {
+class GatedConvolution final : public MixerOf<ShortConvolution> {
  public:
-  explicit GatedConvolution(const ShortConvolution& a) : a_(a) {}
-  bool operator==(const Mixer& other) const override {
-    return same_value(*this, other, &GatedConvolution::a_);
-  }
+  using MixerOf::MixerOf;
 
   bool recurrent() const override { return true; }
   std::string cut_fault(int tp) const override {
@@ -65,8 +62,6 @@ class GatedConvolution final : public Mixer {
 
  private:
   double channels(const ParallelPlan& plan) const { return double(a_.hidden) / plan.tp; }
-
-  ShortConvolution a_;
 };
 
 }  // namespace

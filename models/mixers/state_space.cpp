@@ -9,13 +9,9 @@ namespace moesim {
 namespace {
 
 // Mamba-2, and whoever is like it.
-class StateSpaceLayer : public Mixer {
+class StateSpaceLayer : public MixerOf<StateSpace> {
  public:
-  explicit StateSpaceLayer(const StateSpace& a) : a_(a) {}
-  bool operator==(const Mixer& other) const override {
-    const auto* const mine = dynamic_cast<const StateSpaceLayer*>(&other);
-    return mine != nullptr && mine->a_ == a_;
-  }
+  using MixerOf::MixerOf;
 
   bool recurrent() const override { return true; }
   std::string cut_fault(int tp) const override { return recurrent_cut_fault(a_.heads, tp); }
@@ -76,8 +72,6 @@ class StateSpaceLayer : public Mixer {
     const double key = a_.heads.key_dim, value = a_.heads.value_dim;
     return 4 * key * value + 2 * recurrent_chunk * (key + value);
   }
-
-  StateSpace a_;
 };
 
 class Mamba final : public StateSpaceLayer {

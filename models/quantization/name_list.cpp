@@ -5,8 +5,6 @@
 #include <cctype>
 #include <stdexcept>
 
-#include <fmt/format.h>
-
 namespace moesim {
 
 namespace {
@@ -67,8 +65,8 @@ NameList::NameList(const ConfigNode& node, const std::vector<std::string>& entri
     try {
       return glob ? NamePattern::glob(text) : NamePattern::regex(text);
     } catch (const std::invalid_argument& wrong) {
-      node.fail(fmt::format("\"{}\" cannot be read: {}; give \"precision\" in the experiment", text,
-                            wrong.what()));
+      node.fail("\"{}\" cannot be read: {}; give \"precision\" in the experiment", text,
+                wrong.what());
     }
   };
   for (std::string text : entries) {

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
@@ -24,7 +26,7 @@ int length(const Steps& steps) { return static_cast<int>(steps.size()); }
 
 Set set_of(int (*is)(int)) {
   Set set;
-  for (int c = 0; c < 128; ++c) set[static_cast<std::size_t>(c)] = is(c) != 0;
+  for (int c = 0; c < 128; ++c) set[at(c)] = is(c) != 0;
   return set;
 }
 int is_word(int c) { return std::isalnum(c) != 0 || c == '_' ? 1 : 0; }
@@ -217,8 +219,8 @@ class Parser {
     Set set;
     const auto byte = static_cast<unsigned char>(c);
     set.set(byte);
-    if (any_case_) set.set(static_cast<std::size_t>(std::tolower(byte)));
-    if (any_case_) set.set(static_cast<std::size_t>(std::toupper(byte)));
+    if (any_case_) set.set(at(std::tolower(byte)));
+    if (any_case_) set.set(at(std::toupper(byte)));
     return set;
   }
 
@@ -308,11 +310,9 @@ bool NamePattern::holds(const Step& step, int number, std::string_view name, std
 bool NamePattern::runs(int first, std::string_view name, std::size_t from, std::size_t to,
                        bool whole) const {
   // Most patterns begin with characters that most names do not have.
-  while (steps_[static_cast<std::size_t>(first)].kind == Kind::set) {
-    const Step& step = steps_[static_cast<std::size_t>(first)];
-    if (from == to ||
-        !sets_[static_cast<std::size_t>(step.a)][static_cast<unsigned char>(name[from])])
-      return false;
+  while (steps_[at(first)].kind == Kind::set) {
+    const Step& step = steps_[at(first)];
+    if (from == to || !sets_[at(step.a)][static_cast<unsigned char>(name[from])]) return false;
     ++first, ++from;
   }
   std::vector<int> now{first}, then;

@@ -11,8 +11,8 @@ namespace moesim {
 namespace {
 
 [[noreturn]] void not_known(const ConfigNode& node, const std::string& what) {
-  node.fail(fmt::format("the quantisation {} is not known; give \"precision\" in the experiment",
-                        what.empty() ? "that it holds" : what));
+  node.fail("the quantisation {} is not known; give \"precision\" in the experiment",
+            what.empty() ? "that it holds" : what);
 }
 
 }  // namespace

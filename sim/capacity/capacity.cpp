@@ -10,10 +10,7 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-std::unique_ptr<CapacityRule> make_dropless(ConfigReader&);
-std::unique_ptr<CapacityRule> make_drop(ConfigReader&);
-std::unique_ptr<CapacityRule> make_reroute(ConfigReader&);
-std::unique_ptr<CapacityRule> make_delay(ConfigReader&);
+Registry<CapacityRule>::Maker make_dropless, make_drop, make_reroute, make_delay;
 
 namespace {
 
@@ -23,9 +20,9 @@ void add_delayed(LayerChoices& choices, std::span<const DelayedSelection> backlo
   LayerChoices all;
   std::size_t token = 0;
   const auto take_tokens_before = [&](std::int32_t gpu) {
-    const auto end = static_cast<std::size_t>(
-        std::lower_bound(choices.source_gpu.begin(), choices.source_gpu.end(), gpu) -
-        choices.source_gpu.begin());
+    const auto end =
+        at(std::lower_bound(choices.source_gpu.begin(), choices.source_gpu.end(), gpu) -
+           choices.source_gpu.begin());
     for (; token < end; ++token) {
       const auto first = choices.ids.begin() + static_cast<std::ptrdiff_t>(token * k);
       all.ids.insert(all.ids.end(), first, first + static_cast<std::ptrdiff_t>(k));
@@ -68,7 +65,7 @@ ExpertRoom::ExpertRoom(const LayerChoices& choices, std::size_t experts, double 
     : experts_(experts), per_source_rank_(per_source_rank) {
   std::vector<std::size_t> tokens(1);
   for (std::size_t t = 0; t < choices.tokens(); ++t) {
-    const auto rank = per_source_rank ? static_cast<std::size_t>(choices.source_rank[t]) : 0;
+    const auto rank = per_source_rank ? at(choices.source_rank[t]) : 0;
     if (rank >= tokens.size()) tokens.resize(rank + 1);
     if (choices.delayed[t] == 0) ++tokens[rank];
   }
@@ -78,7 +75,7 @@ ExpertRoom::ExpertRoom(const LayerChoices& choices, std::size_t experts, double 
 }
 
 bool ExpertRoom::take(std::uint16_t expert, std::int32_t source_rank) {
-  const auto rank = per_source_rank_ ? static_cast<std::size_t>(source_rank) : 0;
+  const auto rank = per_source_rank_ ? at(source_rank) : 0;
   std::int32_t& left = left_[rank * experts_ + expert];
   if (left == 0) return false;
   --left;

@@ -6,16 +6,9 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-std::unique_ptr<Dispatch> make_all_to_all(ConfigReader&);
-std::unique_ptr<Dispatch> make_low_latency(ConfigReader&);
-std::unique_ptr<Dispatch> make_one_sided(ConfigReader&);
-std::unique_ptr<Dispatch> make_mega_moe(ConfigReader&);
-std::unique_ptr<Dispatch> make_hybrid_ep(ConfigReader&);
-std::unique_ptr<Dispatch> make_all_gather(ConfigReader&);
-std::span<const Key> all_gather_keys();
-std::unique_ptr<Dispatch> make_all_reduce(ConfigReader&);
-std::unique_ptr<Dispatch> make_ids_all_gather(ConfigReader&);
-std::unique_ptr<Dispatch> make_auto(ConfigReader&);
+Registry<Dispatch>::Maker make_all_to_all, make_low_latency, make_one_sided, make_mega_moe,
+    make_hybrid_ep, make_all_gather, make_all_reduce, make_ids_all_gather, make_auto;
+Keys all_gather_keys;
 
 double TokenBytes::out(double hidden) const {
   if (precision == Precision::fp8_block) return hidden + hidden / 128 * 4;

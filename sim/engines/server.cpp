@@ -13,7 +13,7 @@ std::string Server::url() const { return fmt::format("http://{}:{}", host(), por
 
 std::string Server::devices() const {
   if (gpus() >= gpus_per_node) return "";
-  std::vector<int> mine(static_cast<std::size_t>(gpus()));
+  std::vector<int> mine(at(gpus()));
   std::iota(mine.begin(), mine.end(), first_gpu);
   return fmt::format("CUDA_VISIBLE_DEVICES={} ", fmt::join(mine, ","));
 }

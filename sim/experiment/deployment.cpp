@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "sim/experiment/router_context.hpp"
 #include "sim/placement/copies_by_gain.hpp"
 
@@ -45,18 +43,18 @@ void check_counts(const PhaseSpec& phase, const TokenRouter& router, bool exchan
   // With one attention rank every GPU holds every token, and with it every choice.
   const bool counts = phase.dispatch->gives_global_counts() || !exchanges;
   if (!router.needs_global_counts() || counts) return;
-  phase.routing.node().fail(fmt::format(
+  phase.routing.node().fail(
       "\"{}\" needs the top-k choices of the whole group, which this phase's dispatch does not "
       "give; use \"ids_all_gather\" or \"all_gather\" there",
-      phase.routing.name()));
+      phase.routing.name());
 }
 
 // Copies of a step are priced where the experts are in the HBM of attention's GPUs.
 void check_copies(const Deployment& e, const PhaseSpec& phase, const TokenRouter& router) {
   if (router.step_slots() == 0 || (!e.expert_memory && !e.parallel.afd())) return;
-  phase.routing.node().fail(fmt::format(
+  phase.routing.node().fail(
       "\"{}\" brings copies of experts, which is not modelled {}; use another policy",
-      phase.routing.name(), e.parallel.afd() ? "with \"ffn_gpus\"" : "with experts below HBM"));
+      phase.routing.name(), e.parallel.afd() ? "with \"ffn_gpus\"" : "with experts below HBM");
 }
 
 void make_rules(Deployment& e) {
@@ -68,7 +66,7 @@ void make_rules(Deployment& e) {
     e.rules.by_kind.push_back(
         {std::string(phase.routing.name()), std::move(router), phase.dispatch});
   }
-  e.rules.by_kind[static_cast<std::size_t>(StepKind::decode)].keep = e.keep_experts;
+  e.rules.by_kind[at(StepKind::decode)].keep = e.keep_experts;
 }
 
 }  // namespace

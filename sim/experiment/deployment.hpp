@@ -14,7 +14,7 @@ namespace moesim {
 /// The rules of steps by the StepKind they run under. Mixed steps have one if MixedRule::Kind::own.
 struct PhaseRules {
   std::vector<PhaseRule> by_kind;  ///< [2] or [3]
-  const PhaseRule& of(StepKind kind) const { return by_kind.at(static_cast<std::size_t>(kind)); }
+  const PhaseRule& of(StepKind kind) const { return by_kind.at(at(kind)); }
 };
 
 /// A pool as it is simulated: what was said of it, and what follows for the traces that it serves.

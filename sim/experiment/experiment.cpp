@@ -30,9 +30,10 @@ void check_anchor(Experiment& e) {
                                 const std::string& own) {
     if (!measured.empty() && measured != own)
       ConfigNode({}, pool.node.file(), pool.node.pointer() + "/anchor")
-          .fail(fmt::format("is measured on the {} \"{}\", but the experiment has \"{}\"; "
-                            "calibrate on runs of that one",
-                            what, measured, own));
+          .fail(
+              "is measured on the {} \"{}\", but the experiment has \"{}\"; "
+              "calibrate on runs of that one",
+              what, measured, own);
   };
   refuse_other("model", anchor.model, pool.model.name);
   refuse_other("GPU", anchor.gpu, pool.cluster.gpu.name);
@@ -79,7 +80,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
 std::vector<const Deployment*> groups_of(const Experiment& e) {
   std::vector<const Deployment*> groups;
   for (const Deployment& pool : e.pools) {
-    groups.insert(groups.end(), static_cast<std::size_t>(pool.most_instances()), &pool);
+    groups.insert(groups.end(), at(pool.most_instances()), &pool);
   }
   return groups;
 }

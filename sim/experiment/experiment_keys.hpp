@@ -16,9 +16,6 @@ enum class Fidelity { exact, sampled };
 inline constexpr std::array<std::string_view, 2> fidelity_names{"exact", "sampled"};
 
 /// Tables of objects in an experiment that no part of the program reads for itself.
-std::span<const Key> binding_keys();
-std::span<const Key> workload_keys();
-std::span<const Key> site_power_keys();
-std::span<const Key> background_keys();
+Keys binding_keys, workload_keys, site_power_keys, background_keys;
 
 }  // namespace moesim

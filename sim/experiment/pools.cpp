@@ -13,13 +13,11 @@ ConfigNode part_of(const ConfigNode& node, const ConfigNode& part, const CommonK
   const std::string_view list = common.taken_out.front();
   for (const std::string_view key : common.keys) {
     if (!part.json().contains(key)) continue;
-    part.child(key).fail(
-        fmt::format("applies to {}; write the key next to \"{}\"", common.all, list));
+    part.child(key).fail("applies to {}; write the key next to \"{}\"", common.all, list);
   }
   if (node.json().contains("failures")) {
     node.child("failures")
-        .fail(
-            fmt::format("does not say which {}; write the key in one of \"{}\"", common.one, list));
+        .fail("does not say which {}; write the key in one of \"{}\"", common.one, list);
   }
   Json config = node.json();
   for (const auto& [key, value] : part.json().items()) config[key] = value;
@@ -54,15 +52,15 @@ void check_gpus(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec
   if (one_cluster(prefill, decode)) {
     const ClusterSpec& cluster = decode.cluster;
     if (p + d > cluster.gpus()) {
-      pools.fail(fmt::format("{} GPUs for prefill and {} for decode are {}, but {} has {}", p, d,
-                             p + d, cluster.name, cluster.gpus()));
+      pools.fail("{} GPUs for prefill and {} for decode are {}, but {} has {}", p, d, p + d,
+                 cluster.name, cluster.gpus());
     }
     return;
   }
   const auto check = [&](const char* name, const PoolSpec& pool, int gpus) {
     if (gpus <= pool.cluster.gpus()) return;
-    pools.child(name).fail(
-        fmt::format("needs {} GPUs, but {} has {}", gpus, pool.cluster.name, pool.cluster.gpus()));
+    pools.child(name).fail("needs {} GPUs, but {} has {}", gpus, pool.cluster.name,
+                           pool.cluster.gpus());
   };
   check("prefill", prefill, p);
   check("decode", decode, d);
@@ -212,13 +210,11 @@ KvLinkSpec read_link(const ConfigNode& node, const PoolSpec& prefill, const Pool
           "the pools are on two clusters, which no NVLink joins; use \"network\"");
     }
     if (!two && by_network && cluster.gpus() <= cluster.scale_up_domain) {
-      options.child("level").fail(
-          fmt::format("{} is one NVLink domain; use \"nvlink\"", cluster.name));
+      options.child("level").fail("{} is one NVLink domain; use \"nvlink\"", cluster.name);
     }
     if (!by_network && far) {
-      options.child("level").fail(
-          fmt::format("NVLink joins {} GPUs, the pools have {}; use \"network\"",
-                      cluster.scale_up_domain, gpus));
+      options.child("level").fail("NVLink joins {} GPUs, the pools have {}; use \"network\"",
+                                  cluster.scale_up_domain, gpus);
     }
     KvLinkSpec link{by_network, options.flag("overlap")};
     if (options.optional("decode_offload")) link.decode_offload = options.flag("decode_offload");
@@ -229,7 +225,7 @@ KvLinkSpec read_link(const ConfigNode& node, const PoolSpec& prefill, const Pool
 // Ranks of two pools use one tier, whose blocks are the same for both.
 void check_decode_offload(const ConfigNode& node, const PoolSpec& prefill, const PoolSpec& decode) {
   const auto refuse = [&](bool wrong, std::string_view why) {
-    if (wrong) node.fail(fmt::format("{}, or leave this out", why));
+    if (wrong) node.fail("{}, or leave this out", why);
   };
   const std::vector<KvTierPlan>& tiers = prefill.kv_cache.tiers;
   refuse(

@@ -117,9 +117,9 @@ void read_placement(const ConfigNode& node, PoolSpec& spec) {
     if (strict && std::abs(spec.replication_effective - spec.replication) > 1e-9) {
       reader.child("replication")
           .fail(
-              fmt::format("{} x {} experts does not fill {} GPUs evenly; the next ratio that does "
-                          "is {}, or leave \"strict\" out",
-                          spec.replication, experts, ranks, spec.replication_effective));
+              "{} x {} experts does not fill {} GPUs evenly; the next ratio that does "
+              "is {}, or leave \"strict\" out",
+              spec.replication, experts, ranks, spec.replication_effective);
     }
     if (spec.replication == 1 && experts % ranks != 0)
       spec.remarks.push_back(

@@ -13,13 +13,7 @@ void read_objectives(ConfigReader& experiment, ConfigReader& workload, PoolSpec&
 /// Reads what is measured: "anchor", "measurement". Throws ConfigError.
 void read_measurement(ConfigReader& experiment, PoolSpec&);
 
-std::span<const Key> kv_cache_keys();
-std::span<const Key> expert_buffers_keys();
-std::span<const Key> speculative_keys();
-std::span<const Key> api_server_keys();
-std::span<const Key> cuda_graph_keys();
-std::span<const Key> slo_keys();
-std::span<const Key> class_keys();
-std::span<const Key> measurement_keys();
+Keys kv_cache_keys, expert_buffers_keys, speculative_keys, api_server_keys, cuda_graph_keys,
+    slo_keys, class_keys, measurement_keys;
 
 }  // namespace moesim

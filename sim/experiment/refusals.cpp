@@ -62,8 +62,7 @@ void refuse(ConfigReader& reader, const PoolSpec& e, std::string_view with,
             std::string_view instead = "leave one of them out") {
   for (const Feature& feature : features) {
     if (feature.in(e))
-      reader.child(feature.key)
-          .fail(fmt::format("{} is not modelled with {}; {}", feature.name, with, instead));
+      reader.child(feature.key).fail("{} is not modelled with {}; {}", feature.name, with, instead);
   }
 }
 
@@ -71,9 +70,10 @@ void check_pipeline(ConfigReader& reader, const PoolSpec& e) {
   const int domain = e.cluster.scale_up_domain, stage = e.parallel.stage_gpus();
   if (domain % stage != 0 && stage % domain != 0) {
     reader.child("parallel")
-        .fail(fmt::format("pipeline stages of dp * tp = {} GPUs do not line up with NVLink domains "
-                          "of {}; one must divide the other",
-                          stage, domain));
+        .fail(
+            "pipeline stages of dp * tp = {} GPUs do not line up with NVLink domains "
+            "of {}; one must divide the other",
+            stage, domain);
   }
   refuse(reader, e, fmt::format("pp {}", e.parallel.pp),
          {feature::two_batch, feature::expert_memory, feature::drafts, feature::rebalancing});
@@ -109,7 +109,7 @@ void check_shared_slot(ConfigReader& reader, const PoolSpec& e) {
   for (const auto& [present, why] : rows) {
     if (present)
       reader.child("shared_expert")
-          .fail(fmt::format("the shared expert is no slot of the experts {}; use \"local\"", why));
+          .fail("the shared expert is no slot of the experts {}; use \"local\"", why);
   }
   refuse(reader, e, feature::shared_slot.name,
          {feature::overlapped_shared, feature::capacity, feature::expert_memory}, "use \"local\"");
@@ -119,7 +119,7 @@ void check_shared_slot(ConfigReader& reader, const PoolSpec& e) {
 // answer is summed up. What moves or loads experts knows whole ones alone.
 void check_cut_experts(ConfigReader& reader, const PoolSpec& e) {
   const auto fail_if = [&](bool that, const char* key, std::string_view what) {
-    if (that) reader.child(key).fail(fmt::format("\"cut_coldest\" cuts experts {}", what));
+    if (that) reader.child(key).fail("\"cut_coldest\" cuts experts {}", what);
   };
   const int gpus = e.parallel.expert_gpus();
   fail_if(e.parallel.afd() || e.parallel.ep != gpus || e.parallel.decode_ep > 0, "parallel",
@@ -153,10 +153,10 @@ void check_domain(ConfigReader& reader, const PoolSpec& e) {
   for (const PhaseSpec& phase : e.phases) {
     if (phase.dispatch->within_nvlink())
       reader.child("dispatch")
-          .fail(fmt::format(
+          .fail(
               "a dispatch over NVLink needs all {} GPUs of a group in one NVLink domain, which "
               "holds {}; use \"all_to_all\"",
-              gpus, domain));
+              gpus, domain);
   }
 }
 
@@ -173,10 +173,10 @@ void check_mega_moe(ConfigReader& reader, const PoolSpec& e) {
                     .mega_moe = true}))
     return;
   reader.child("dispatch")
-      .fail(fmt::format(
+      .fail(
           "no measured table prices \"mega_moe\" for experts in {} on {}; use another dispatch, or "
           "a GPU, a precision and an \"engine\" with a table megamoe_module",
-          precision_names[static_cast<std::size_t>(e.precision.experts)], e.cluster.gpu.name));
+          precision_names[at(e.precision.experts)], e.cluster.gpu.name);
 }
 
 // A request that is never due would wait for all others.
@@ -188,9 +188,10 @@ void refuse_without_deadlines(ConfigReader& reader, const PoolSpec& spec) {
   const std::string who =
       spec.classes.empty() ? "requests have" : fmt::format("class \"{}\" has", without->name);
   reader.child("scheduling")
-      .fail(fmt::format("\"{}\" goes by when first tokens are due, and {} no such objective; give "
-                        "\"slo\": {{\"ttft\": \"30 s\"}}",
-                        spec.names.scheduling, who));
+      .fail(
+          "\"{}\" goes by when first tokens are due, and {} no such objective; give "
+          "\"slo\": {{\"ttft\": \"30 s\"}}",
+          spec.names.scheduling, who);
 }
 
 }  // namespace

@@ -68,8 +68,8 @@ SharedCluster read_shared_cluster(const ConfigNode& node, const Policies& polici
   for (const ConfigNode& deployment : deployments_of(node)) {
     Tenant tenant{name_of(deployment), experiment_of(node, deployment)};
     if (std::ranges::find(shared.tenants, tenant.name, &Tenant::name) != shared.tenants.end()) {
-      deployment.child("name").fail(
-          fmt::format("two deployments are called \"{}\"; give each its own name", tenant.name));
+      deployment.child("name").fail("two deployments are called \"{}\"; give each its own name",
+                                    tenant.name);
     }
     const ExperimentSpec spec = read_spec(tenant.experiment, policies);
     if (!one_cluster(spec.pools.front(), spec.pools.back()))
@@ -85,9 +85,9 @@ SharedCluster read_shared_cluster(const ConfigNode& node, const Policies& polici
     tenant.first_gpu = begin_of(next_free, tenant.gpus, cluster.scale_up_domain);
     next_free = tenant.first_gpu + tenant.gpus;
     if (next_free > shared.gpus) {
-      deployment.fail(fmt::format(
+      deployment.fail(
           "\"{}\" needs {} GPUs from GPU {} on, but {} has {}; use fewer GPUs in a deployment",
-          tenant.name, tenant.gpus, tenant.first_gpu, cluster.name, shared.gpus));
+          tenant.name, tenant.gpus, tenant.first_gpu, cluster.name, shared.gpus);
     }
     shared.tenants.push_back(std::move(tenant));
   }
@@ -105,7 +105,7 @@ ConfigNode tenant_experiment(const ConfigNode& node, std::string_view name) {
     if (its == name) return experiment_of(node, deployment);
     names += fmt::format("{}{}", names.empty() ? "" : ", ", its);
   }
-  node.child("deployments").fail(fmt::format("none is called \"{}\"; there are: {}", name, names));
+  node.child("deployments").fail("none is called \"{}\"; there are: {}", name, names);
 }
 
 ConfigNode beside_others(const SharedCluster& shared, const Tenant& tenant,

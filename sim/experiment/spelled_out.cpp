@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "hardware/shipped.hpp"
 #include "models/moe_model.hpp"
 #include "traces/gating/presets.hpp"
@@ -36,15 +34,14 @@ Precision precision_named(std::string_view name) {
   const auto found = std::ranges::find(precision_names, name);
   if (found != precision_names.end())
     return static_cast<Precision>(found - precision_names.begin());
-  throw ConfigError(
-      fmt::format("there is no precision \"{}\"; one of: {}", name, join_names(precision_names)));
+  throw ConfigError("there is no precision \"{}\"; one of: {}", name, join_names(precision_names));
 }
 
 Json gating_of_family(const MoeModel& model) { return topical(preset_of(model).preset.name); }
 
 Json precision_object(std::string_view text, const MoeModel& model,
                       const std::optional<StoredPrecision>& stored) {
-  const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
+  const auto name = [](Precision p) { return precision_names[at(p)]; };
   const std::size_t slash = text.find('/');
   const Precision experts = precision_named(text.substr(0, slash));
   const bool four_bits = bytes_per_element(experts) < 1;

@@ -6,17 +6,10 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-std::unique_ptr<ExpertMemory> make_resident(ConfigReader&);
-std::unique_ptr<ExpertMemory> make_lru(ConfigReader&);
-std::unique_ptr<ExpertMemory> make_lfu_aging(ConfigReader&);
-std::span<const Key> lfu_aging_keys();
-std::unique_ptr<ExpertMemory> make_static_hot(ConfigReader&);
-std::unique_ptr<Prefetch> make_no_prefetch(ConfigReader&);
-std::unique_ptr<Prefetch> make_history_prefetch(ConfigReader&);
-std::unique_ptr<Prefetch> make_popularity_prefetch(ConfigReader&);
-std::span<const Key> popularity_prefetch_keys();
-std::unique_ptr<Prefetch> make_oracle_prefetch(ConfigReader&);
-std::span<const Key> oracle_prefetch_keys();
+Registry<ExpertMemory>::Maker make_resident, make_lru, make_lfu_aging, make_static_hot;
+Keys lfu_aging_keys, popularity_prefetch_keys, oracle_prefetch_keys;
+Registry<Prefetch>::Maker make_no_prefetch, make_history_prefetch, make_popularity_prefetch,
+    make_oracle_prefetch;
 
 namespace {
 

@@ -6,7 +6,7 @@
 namespace moesim {
 
 void RankedCache::used(int key, std::int64_t uses) {
-  Worth& worth = worth_[static_cast<std::size_t>(key)];
+  Worth& worth = worth_[at(key)];
   const bool held = held_.erase(worth) > 0;
   worth.uses = uses;
   worth.last = ++clock_;
@@ -28,7 +28,7 @@ ExpertCache::Admission RankedCache::admit(int key, std::span<const std::uint8_t>
   Admission admission{true, -1};
   if (held_.size() == capacity_) {
     const auto victim = std::find_if(held_.begin(), held_.end(), [&](const Worth& worth) {
-      return pinned.empty() || pinned[static_cast<std::size_t>(worth.key)] == 0;
+      return pinned.empty() || pinned[at(worth.key)] == 0;
     });
     if (victim == held_.end()) return {};
     admission.evicted = victim->key;

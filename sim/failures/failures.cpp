@@ -71,7 +71,7 @@ void check_rest(const std::vector<Outage>& outages, const Outage& now, const Con
     const bool lasts = !other.recovers_after || other.at + *other.recovers_after > now.at;
     if (other.instance != now.instance || other.at > now.at || !lasts) continue;
     for (const int rank : other.dp_ranks) {
-      if (dp[at(rank)] == 0) node.fail(fmt::format("{} is down already", now.what));
+      if (dp[at(rank)] == 0) node.fail("{} is down already", now.what);
       dp[at(rank)] = 0;
     }
     for (const int rank : other.ep_ranks) ep[at(rank)] = 0;
@@ -80,12 +80,12 @@ void check_rest(const std::vector<Outage>& outages, const Outage& now, const Con
     for (int i = 0; i < instances; ++i) {
       if (ranks_down(outages, i, now.at) < dp.size()) return;  // others serve
     }
-    node.fail(fmt::format("without {} no attention rank is left; use more DP ranks", now.what));
+    node.fail("without {} no attention rank is left; use more DP ranks", now.what);
   }
   const auto live = std::count(ep.begin(), ep.end(), 1);
   if (live == 0 && problem.experts > 0) {
-    node.fail(fmt::format("without {} no EP rank is left for {} experts; use more EP ranks",
-                          now.what, problem.experts));
+    node.fail("without {} no EP rank is left for {} experts; use more EP ranks", now.what,
+              problem.experts);
   }
 }
 
@@ -119,7 +119,7 @@ FailurePlan read_failures(const ConfigNode& node, const Registry<Placer>& placer
   FailurePlan plan;
   const auto read_events = [&](const ConfigNode& events) {
     if (parallel.pp > 1 && !events.list().empty()) {
-      node.fail(fmt::format("failures are not modelled with pp {}; use none", parallel.pp));
+      node.fail("failures are not modelled with pp {}; use none", parallel.pp);
     }
     if (parallel.afd() && !events.list().empty())
       node.fail("failures are not modelled with ffn_gpus; use none");

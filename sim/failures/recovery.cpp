@@ -16,7 +16,7 @@ std::int64_t lost_experts(const ExpertPlacement& placement, std::span<const char
     for (int expert = 0; expert < layer.experts(); ++expert) {
       const auto hosts = layer.hosts_of(expert);
       const bool survives = std::any_of(hosts.begin(), hosts.end(), [&](std::int32_t slot) {
-        return live[static_cast<std::size_t>(layer.gpu_of_slot(slot))] != 0;
+        return live[at(layer.gpu_of_slot(slot))] != 0;
       });
       lost += survives ? 0 : 1;
     }
@@ -27,12 +27,12 @@ std::int64_t lost_experts(const ExpertPlacement& placement, std::span<const char
 }  // namespace
 
 Recovery::Recovery(const FailurePlan& plan, const PlacementProblem& problem, int ep_ranks)
-    : plan_(plan), problem_(problem), live_(static_cast<std::size_t>(ep_ranks), 1) {}
+    : plan_(plan), problem_(problem), live_(at(ep_ranks), 1) {}
 
 bool Recovery::any_live() const { return std::ranges::count(live_, 1) > 0; }
 
 void Recovery::set_live(const Outage& outage, bool live) {
-  for (const int rank : outage.ep_ranks) live_[static_cast<std::size_t>(rank)] = live ? 1 : 0;
+  for (const int rank : outage.ep_ranks) live_[at(rank)] = live ? 1 : 0;
 }
 
 OutageRecord& Recovery::stop(const Outage& outage, const ExpertPlacement& placement, Time now) {

@@ -18,7 +18,7 @@ std::vector<BlockHash> BlockOwners::own(AgentName name, std::span<const BlockHas
   Agent& agent = agents_[name];
   std::vector<BlockHash> changed = std::move(agent.blocks);
   const auto [end, ignored] = std::ranges::mismatch(changed, blocks);
-  const auto kept = static_cast<std::size_t>(end - changed.begin());
+  const auto kept = at(end - changed.begin());
   for (std::size_t b = kept; b < changed.size(); ++b) leave(name, changed[b]);
   for (const BlockHash hash : blocks.subspan(kept)) owners_[hash].push_back(name);
   agent.blocks.assign(blocks.begin(), blocks.end());

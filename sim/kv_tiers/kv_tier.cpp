@@ -24,7 +24,7 @@ KvTier::KvTier(const KvTierPlan& plan, std::int64_t blocks, BlockShard of_block,
       reads_(plan.share, rates_of(plan, plan.bandwidth), ports),
       writes_(plan.share, rates_of(plan, plan.write_bandwidth), ports),
       order_(plan.eviction->order()),
-      found_(static_cast<std::size_t>(ports)) {
+      found_(at(ports)) {
   check(blocks >= 1, "a tier without room");
   if (plan.eviction->looks_ahead() || plan.write->live_only) owners_.emplace();
 }
@@ -49,7 +49,7 @@ void KvTier::use(int port, std::span<const BlockHash> prompt) {
   if (below_.tier == nullptr) return;
   for (const BlockHash hash : prompt) {
     if (below_.tier->write().when_there && has(hash) && !below_.tier->holds(hash))
-      found_[static_cast<std::size_t>(port)].push_back(hash);
+      found_[at(port)].push_back(hash);
   }
   below_.tier->use(below_.first_port + port, prompt);
 }
@@ -136,7 +136,7 @@ void KvTier::keep(int port, std::span<const BlockHash> passed, Time now) {
 }
 
 void KvTier::copy_found(int port, Time now) {
-  std::vector<BlockHash>& found = found_[static_cast<std::size_t>(port)];
+  std::vector<BlockHash>& found = found_[at(port)];
   if (found.empty()) return;
   std::erase_if(found, [this](BlockHash hash) { return !has(hash); });
   copy_below(port, std::exchange(found, {}), now);

@@ -4,16 +4,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include <fmt/format.h>
-
 #include "hardware/choice.hpp"
 
 namespace moesim {
 
 // The constructor of each row, from policies/.
-std::unique_ptr<TierEviction> make_lru_tier(ConfigReader&);
-std::unique_ptr<TierEviction> make_steps_to_use_tier(ConfigReader&);
-std::unique_ptr<TierEviction> make_oracle_tier(ConfigReader&);
+Registry<TierEviction>::Maker make_lru_tier, make_steps_to_use_tier, make_oracle_tier;
 
 const Registry<TierEviction>& tier_evictions() {
   static const Registry<TierEviction> table(
@@ -161,8 +157,7 @@ std::vector<KvTierPlan> read_kv_tiers(const ConfigNode& node,
                                       const Registry<TierWrite>& writes, BytesPerSecond host_link) {
   const std::vector<ConfigNode> list = node.list();
   if (list.size() > most_tiers) {
-    node.fail(fmt::format("expected at most {} tiers, found {}; keep the nearest", most_tiers,
-                          list.size()));
+    node.fail("expected at most {} tiers, found {}; keep the nearest", most_tiers, list.size());
   }
   std::vector<KvTierPlan> tiers;
   for (std::size_t place = 0; place < list.size(); ++place) {
@@ -170,16 +165,15 @@ std::vector<KvTierPlan> read_kv_tiers(const ConfigNode& node,
     KvTierPlan plan = read_tier(tier, place, evictions, writes, host_link);
     for (const KvTierPlan& above : tiers) {
       if (above.name == plan.name) {
-        tier.fail(fmt::format("a tier above is called \"{}\" too; give each a \"name\" of its own",
-                              plan.name));
+        tier.fail("a tier above is called \"{}\" too; give each a \"name\" of its own", plan.name);
       }
     }
     if (!tiers.empty() && plan.per < tiers.back().per) {
-      tier.fail(fmt::format(
+      tier.fail(
           "is shared per {}, the tier above per {}: a tier below is shared by as "
           "many ranks or more; give it \"per\": \"{}\"",
           tier_scope_names[std::size_t(plan.per)], tier_scope_names[std::size_t(tiers.back().per)],
-          tier_scope_names[std::size_t(tiers.back().per)]));
+          tier_scope_names[std::size_t(tiers.back().per)]);
     }
     if (plan.of_hbm.value_or(plan.capacity.value()) > 0) tiers.push_back(std::move(plan));
   }

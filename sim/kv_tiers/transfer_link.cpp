@@ -6,7 +6,7 @@
 namespace moesim {
 
 TransferLink::TransferLink(LinkShare share, const Rates& rates, int ports)
-    : share_(share), rates_(rates), on_port_(static_cast<std::size_t>(ports)) {
+    : share_(share), rates_(rates), on_port_(at(ports)) {
   check(rates.port > BytesPerSecond(0), "a link without bandwidth");
 }
 
@@ -15,7 +15,7 @@ TransferId TransferLink::start(int port, Bytes bytes, Time now, double pieces) {
   bytes_ += bytes;
   const double waits = before(pieces).count() * rates_.port.value();
   under_way_.push_back({next_id_, port, bytes.value() + waits, 0, now});
-  if (on_port_[static_cast<std::size_t>(port)]++ == 0) ++active_ports_;
+  if (on_port_[at(port)]++ == 0) ++active_ports_;
   share_out();
   return next_id_++;
 }
@@ -56,7 +56,7 @@ void TransferLink::land(Time now, std::vector<TransferId>& landed) {
     if (first->end > now) break;
     move_to(std::max(first->end, at_));
     landed.push_back(first->id);
-    if (--on_port_[static_cast<std::size_t>(first->port)] == 0) --active_ports_;
+    if (--on_port_[at(first->port)] == 0) --active_ports_;
     under_way_.erase(first);
     share_out();
   }
@@ -91,14 +91,13 @@ Time after(Time begin, Seconds length) {
 // Sets the rate of each transfer, and when it ends at that. Equal parts are those of its port, or
 // of all ports where these have less. In a queue the first of each port goes; those behind follow.
 void TransferLink::share_out() {
-  const auto count =
-      share_ == LinkShare::equal ? under_way_.size() : static_cast<std::size_t>(active_ports_);
+  const auto count = share_ == LinkShare::equal ? under_way_.size() : at(active_ports_);
   const double most =
       rates_.all ? rates_.all->value() / static_cast<double>(count) : rates_.port.value();
   std::vector<Time> free(on_port_.size(), at_);
   std::vector<bool> taken(on_port_.size());
   for (Transfer& transfer : under_way_) {
-    const auto port = static_cast<std::size_t>(transfer.port);
+    const auto port = at(transfer.port);
     const double part = share_ == LinkShare::equal ? on_port_[port] : 1;
     const double rate = std::min(rates_.port.value() / part, most);
     transfer.end = after(free[port], Seconds(transfer.left / rate));

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "hardware/at.hpp"
 #include "sim/placement/observation.hpp"
 
 namespace moesim {
@@ -19,11 +20,9 @@ class CopyTable {
   int experts() const { return static_cast<int>(hosts_.size()); }
   int gpus() const { return static_cast<int>(slots_.size()); }
   const std::vector<std::vector<int>>& experts_on_gpu() const { return slots_; }
-  std::span<const int> on_gpu(int gpu) const { return slots_[static_cast<std::size_t>(gpu)]; }
+  std::span<const int> on_gpu(int gpu) const { return slots_[at(gpu)]; }
   /// GPUs that hold a copy, ascending.
-  std::span<const int> hosts_of(int expert) const {
-    return hosts_[static_cast<std::size_t>(expert)];
-  }
+  std::span<const int> hosts_of(int expert) const { return hosts_[at(expert)]; }
   bool holds(int gpu, int expert) const;
   /// Puts another expert, of which the GPU has no copy, into a slot of a GPU.
   void replace(int gpu, int slot, int expert);

@@ -16,23 +16,11 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-std::unique_ptr<Placer> make_linear(ConfigReader& options);
-std::unique_ptr<Placer> make_round_robin(ConfigReader& options);
-std::unique_ptr<Placer> make_random(ConfigReader& options);
-std::span<const Key> random_placement_keys();
-std::unique_ptr<Placer> make_eplb(ConfigReader& options);
-std::unique_ptr<Placer> make_eplb_distinct(ConfigReader& options);
-std::span<const Key> eplb_distinct_placement_keys();
-std::unique_ptr<Placer> make_flat(ConfigReader& options);
-std::span<const Key> flat_placement_keys();
-std::unique_ptr<Placer> make_coactivation(ConfigReader& options);
-std::span<const Key> coactivation_placement_keys();
-std::unique_ptr<Placer> make_joint(ConfigReader& options);
-std::span<const Key> joint_placement_keys();
-std::unique_ptr<Placer> make_cut_coldest(ConfigReader& options);
-std::span<const Key> cut_coldest_placement_keys();
-std::unique_ptr<Placer> make_from_file(ConfigReader& options);
-std::span<const Key> from_file_placement_keys();
+Registry<Placer>::Maker make_linear, make_round_robin, make_random, make_eplb, make_eplb_distinct,
+    make_flat, make_coactivation, make_joint, make_cut_coldest, make_from_file;
+Keys random_placement_keys, eplb_distinct_placement_keys, flat_placement_keys,
+    coactivation_placement_keys, joint_placement_keys, cut_coldest_placement_keys,
+    from_file_placement_keys;
 
 namespace {
 
@@ -89,9 +77,9 @@ int slots_for_replication(int experts, int gpus, double ratio) {
   const double slots = ratio * experts / gpus;
   if (!(ratio >= 1) || !(slots < 1e6)) {
     throw ConfigError(
-        fmt::format("replication {} is out of range; expected at least 1 (one slot per expert) "
-                    "and at most {} (every expert on every GPU)",
-                    ratio, gpus));
+        "replication {} is out of range; expected at least 1 (one slot per expert) "
+        "and at most {} (every expert on every GPU)",
+        ratio, gpus);
   }
   // 1.1 * 160 is 176.00000000000003 in binary: not a slot more.
   return static_cast<int>(std::ceil(slots * (1 - 1e-12)));
@@ -99,29 +87,27 @@ int slots_for_replication(int experts, int gpus, double ratio) {
 
 void require_sound(const PlacementProblem& problem, std::span<const double> load) {
   if (problem.experts < 1 || problem.gpus < 1) {
-    throw ConfigError(fmt::format("placement of {} experts on {} GPUs; expected at least 1 of each",
-                                  problem.experts, problem.gpus));
+    throw ConfigError("placement of {} experts on {} GPUs; expected at least 1 of each",
+                      problem.experts, problem.gpus);
   }
   if (problem.nodes < 1 || problem.groups < 1) {
     throw ConfigError(
-        fmt::format("placement over {} nodes and {} expert groups; expected at least "
-                    "1 of each",
-                    problem.nodes, problem.groups));
+        "placement over {} nodes and {} expert groups; expected at least "
+        "1 of each",
+        problem.nodes, problem.groups);
   }
   if (std::int64_t{problem.slots_per_gpu} * problem.gpus < problem.experts) {
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{} slots on each of {} GPUs cannot hold {} experts; expected at least {} slots per GPU",
         problem.slots_per_gpu, problem.gpus, problem.experts,
-        (problem.experts + problem.gpus - 1) / problem.gpus));
+        (problem.experts + problem.gpus - 1) / problem.gpus);
   }
   if (load.size() != at(problem.experts)) {
-    throw ConfigError(
-        fmt::format("the load has {} experts; expected {}", load.size(), problem.experts));
+    throw ConfigError("the load has {} experts; expected {}", load.size(), problem.experts);
   }
   for (std::size_t i = 0; i < load.size(); ++i) {
     if (!std::isfinite(load[i]) || load[i] < 0) {
-      throw ConfigError(
-          fmt::format("the load of expert {} is {}; expected a finite number >= 0", i, load[i]));
+      throw ConfigError("the load of expert {} is {}; expected a finite number >= 0", i, load[i]);
     }
   }
 }

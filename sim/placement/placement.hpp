@@ -29,7 +29,7 @@ class LayerPlacement {
   int gpus() const { return static_cast<int>(first_slot_.size()) - 1; }
   int slots() const { return static_cast<int>(expert_of_slot_.size()); }
 
-  int first_slot(int gpu) const { return first_slot_[static_cast<std::size_t>(gpu)]; }
+  int first_slot(int gpu) const { return first_slot_[at(gpu)]; }
   /// The first slot of a GPU that holds a slice: as do those behind it.
   int first_slice(int gpu) const { return first_slot(gpu + 1) - cut_; }
   /// Number of experts that are cut over all GPUs.
@@ -40,8 +40,8 @@ class LayerPlacement {
   double whole_slots(int gpu) const {
     return first_slice(gpu) - first_slot(gpu) + static_cast<double>(cut_) / gpus();
   }
-  int expert_of_slot(int slot) const { return expert_of_slot_[static_cast<std::size_t>(slot)]; }
-  int gpu_of_slot(int slot) const { return gpu_of_slot_[static_cast<std::size_t>(slot)]; }
+  int expert_of_slot(int slot) const { return expert_of_slot_[at(slot)]; }
+  int gpu_of_slot(int slot) const { return gpu_of_slot_[at(slot)]; }
   /// Slots of an expert, ascending. Two slots may stand on one GPU.
   std::span<const std::int32_t> slots_of(int expert) const {
     return range(slots_begin_, slots_, expert);
@@ -61,8 +61,8 @@ class LayerPlacement {
  private:
   static std::span<const std::int32_t> range(const std::vector<std::int32_t>& begin,
                                              const std::vector<std::int32_t>& values, int i) {
-    const auto first = static_cast<std::size_t>(begin[static_cast<std::size_t>(i)]);
-    const auto last = static_cast<std::size_t>(begin[static_cast<std::size_t>(i) + 1]);
+    const auto first = at(begin[at(i)]);
+    const auto last = at(begin[at(i) + 1]);
     return std::span(values).subspan(first, last - first);
   }
 

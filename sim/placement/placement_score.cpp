@@ -4,17 +4,15 @@
 #include <algorithm>
 #include <numeric>
 
-#include <fmt/format.h>
-
 namespace moesim {
 
 // load(g) = sum over slots of g of load(expert) / copies(expert).
 double imbalance(const LayerPlacement& layer, std::span<const double> load) {
-  std::vector<double> gpu_load(static_cast<std::size_t>(layer.gpus()));
+  std::vector<double> gpu_load(at(layer.gpus()));
   for (int slot = 0; slot < layer.slots(); ++slot) {
     const int expert = layer.expert_of_slot(slot);
-    gpu_load[static_cast<std::size_t>(layer.gpu_of_slot(slot))] +=
-        load[static_cast<std::size_t>(expert)] / double(layer.slots_of(expert).size());
+    gpu_load[at(layer.gpu_of_slot(slot))] +=
+        load[at(expert)] / double(layer.slots_of(expert).size());
   }
   const double total = std::accumulate(load.begin(), load.end(), 0.0);
   if (total == 0) return 1;
@@ -23,16 +21,16 @@ double imbalance(const LayerPlacement& layer, std::span<const double> load) {
 
 PlacementScore score_placement(const ExpertPlacement& placement, std::span<const ExpertLoad> load) {
   if (load.size() != placement.size()) {
-    throw ConfigError(
-        fmt::format("the load has {} layers; the placement has {}", load.size(), placement.size()));
+    throw ConfigError("the load has {} layers; the placement has {}", load.size(),
+                      placement.size());
   }
   PlacementScore score;
   double sum = 0;
   for (std::size_t i = 0; i < placement.size(); ++i) {
     const LayerPlacement& layer = placement[i];
     if (std::ssize(load[i]) != layer.experts()) {
-      throw ConfigError(fmt::format("the load of layer {} has {} experts; the placement has {}", i,
-                                    load[i].size(), layer.experts()));
+      throw ConfigError("the load of layer {} has {} experts; the placement has {}", i,
+                        load[i].size(), layer.experts());
     }
     PlacementScore::Layer& scored = score.layers.emplace_back();
     scored.imbalance = imbalance(layer, load[i]);
@@ -60,7 +58,7 @@ PlacementScore score_placement(const ExpertPlacement& placement, std::span<const
 std::vector<ExpertLoad> uniform_load(const ExpertPlacement& placement) {
   std::vector<ExpertLoad> load;
   for (const LayerPlacement& layer : placement) {
-    load.emplace_back(static_cast<std::size_t>(layer.experts()), 1.0);
+    load.emplace_back(at(layer.experts()), 1.0);
   }
   return load;
 }

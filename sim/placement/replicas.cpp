@@ -5,8 +5,6 @@
 #include <limits>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "hardware/at.hpp"
 
 namespace moesim {
@@ -139,8 +137,7 @@ std::vector<std::vector<int>> balanced_over_domains(std::span<const int> copies,
                                                     std::span<const double> load, int gpus,
                                                     int domains, std::string_view policy) {
   if (gpus % domains != 0) {
-    throw ConfigError(
-        fmt::format("{}: {} failure domains do not divide {} GPUs evenly", policy, domains, gpus));
+    throw ConfigError("{}: {} failure domains do not divide {} GPUs evenly", policy, domains, gpus);
   }
   std::vector<double> share(load.begin(), load.end());
   for (std::size_t e = 0; e < share.size(); ++e) share[e] /= std::max(copies[e], 1);

@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/pool_roles/pool_roles.hpp"
 
-#include <fmt/format.h>
-
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-PoolRolesFactory make_fixed_roles(ConfigReader&);
-PoolRolesFactory make_threshold_roles(ConfigReader&);
-std::span<const Key> threshold_roles_keys();
-PoolRolesFactory make_slo_roles(ConfigReader&);
-std::span<const Key> slo_roles_keys();
+Registry<PoolRolesFactory>::Maker make_fixed_roles, make_threshold_roles, make_slo_roles;
+Keys threshold_roles_keys, slo_roles_keys;
 
 const Registry<PoolRolesFactory>& pool_roles() {
   static const Registry<PoolRolesFactory> table(
@@ -48,8 +43,8 @@ RoleChangeOptions read_role_changes(ConfigReader& reader) {
   if (options.sample <= Seconds{}) reader.child("sample").fail("must be above 0 s");
   if (options.interval < options.sample) {
     reader.child("interval")
-        .fail(fmt::format("{:.4g} s is below the {:.4g} s of \"sample\"; give a longer interval",
-                          options.interval.count(), options.sample.count()));
+        .fail("{:.4g} s is below the {:.4g} s of \"sample\"; give a longer interval",
+              options.interval.count(), options.sample.count());
   }
   return options;
 }

@@ -6,16 +6,10 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-PrefillAlignmentFactory make_vllm_interval(ConfigReader&);
-std::span<const Key> vllm_interval_keys();
-PrefillAlignmentFactory make_sglang_delayer(ConfigReader&);
-std::span<const Key> sglang_delayer_keys();
-PrefillAlignmentFactory make_sglang_decode_interval(ConfigReader&);
-std::span<const Key> sglang_decode_interval_keys();
-PrefillAlignmentFactory make_coalescer(ConfigReader&);
-std::span<const Key> coalescer_keys();
-PrefillAlignmentFactory make_trtllm_balance(ConfigReader&);
-std::span<const Key> trtllm_balance_keys();
+Registry<PrefillAlignmentFactory>::Maker make_vllm_interval, make_sglang_delayer,
+    make_sglang_decode_interval, make_coalescer, make_trtllm_balance;
+Keys vllm_interval_keys, sglang_delayer_keys, sglang_decode_interval_keys, coalescer_keys,
+    trtllm_balance_keys;
 
 const Registry<PrefillAlignmentFactory>& prefill_alignments() {
   static const Registry<PrefillAlignmentFactory> table(

@@ -6,10 +6,7 @@
 namespace moesim {
 
 LoadWindow::LoadWindow(std::size_t steps, int layers, int experts)
-    : steps_(steps),
-      cells_(static_cast<std::size_t>(layers) * static_cast<std::size_t>(experts)),
-      experts_(static_cast<std::size_t>(experts)),
-      sum_(cells_) {}
+    : steps_(steps), cells_(at(layers) * at(experts)), experts_(at(experts)), sum_(cells_) {}
 
 void LoadWindow::add(std::span<const std::int32_t> tokens) {
   check(tokens.size() == cells_, "a load window saw another number of experts");

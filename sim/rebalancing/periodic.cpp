@@ -30,8 +30,7 @@ Periodic::Periodic(ConfigReader& options, const RebalancingContext& context, Reb
       steps_left_(options.integer_or("first_after", std::max<std::int64_t>(1, interval_ / 4))),
       utilization_threshold_(options.number("utilization_threshold")),
       min_gain_(options.number("min_gain")),
-      window_(static_cast<std::size_t>(options.integer("window_size")), context.layers,
-              context.problem.experts) {
+      window_(at(options.integer("window_size")), context.layers, context.problem.experts) {
   how_.planning = options.quantity<Seconds>("planning");
 }
 

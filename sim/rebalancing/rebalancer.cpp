@@ -4,13 +4,9 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-RebalancerFactory make_no_rebalancing(ConfigReader&, const RebalancingContext&);
-RebalancerFactory make_eplb_periodic(ConfigReader&, const RebalancingContext&);
-std::span<const Key> eplb_periodic_keys();
-RebalancerFactory make_eplb_async(ConfigReader&, const RebalancingContext&);
-std::span<const Key> eplb_async_keys();
-RebalancerFactory make_migrate(ConfigReader&, const RebalancingContext&);
-std::span<const Key> migrate_keys();
+Registry<RebalancerFactory, const RebalancingContext&>::Maker make_no_rebalancing,
+    make_eplb_periodic, make_eplb_async, make_migrate;
+Keys eplb_periodic_keys, eplb_async_keys, migrate_keys;
 
 const Registry<RebalancerFactory, const RebalancingContext&>& rebalancers() {
   static const Registry<RebalancerFactory, const RebalancingContext&> table(

@@ -5,78 +5,68 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<AloneStats>& fields_of(const AloneStats*) {
+Fields<AloneStats> rows_of(const AloneStats*) {
   using S = AloneStats;
-  static const Fields<S> rows{
-      {"median_ttft_ms", &S::median_ttft_ms, "median time to first token", "ms", less},
-      {"median_tpot_ms", &S::median_tpot_ms, "median time per output token", "ms", less},
-      {"output_throughput", &S::output_throughput, "tokens emitted", "tokens/s", more},
-      {"request_goodput", &S::request_goodput,
-       "requests that finish within every objective of the SLO", "1/s", more}};
-  return rows;
+  return {{"median_ttft_ms", &S::median_ttft_ms, "median time to first token", "ms", less},
+          {"median_tpot_ms", &S::median_tpot_ms, "median time per output token", "ms", less},
+          {"output_throughput", &S::output_throughput, "tokens emitted", "tokens/s", more},
+          {"request_goodput", &S::request_goodput,
+           "requests that finish within every objective of the SLO", "1/s", more}};
 }
 
-const Fields<DeploymentStats>& fields_of(const DeploymentStats*) {
+Fields<DeploymentStats> rows_of(const DeploymentStats*) {
   using S = DeploymentStats;
-  static const Fields<S> rows{
-      {"model", &S::model, "name of the model"},
-      {"first_gpu", &S::first_gpu, "the deployment's first GPU in the cluster"},
-      {"gpus", &S::gpus, "GPUs of the deployment"},
-      {"spine_bytes_per_s", &S::spine_bytes_per_s,
-       "mean traffic between NVLink domains: exchanges, all-reduces, KV caches", "B/s"},
-      {"others_spine_bytes_per_s", &S::others_spine_bytes_per_s,
-       "traffic of other deployments that the run was charged with", "B/s"},
-      {"alone", &S::alone, "the same deployment without the others"},
-      {"report", [](const S& stats) { return stats.report.document(); },
-       "the deployment's own report, with the keys of a report"}};
-  return rows;
+  return {{"model", &S::model, "name of the model"},
+          {"first_gpu", &S::first_gpu, "the deployment's first GPU in the cluster"},
+          {"gpus", &S::gpus, "GPUs of the deployment"},
+          {"spine_bytes_per_s", &S::spine_bytes_per_s,
+           "mean traffic between NVLink domains: exchanges, all-reduces, KV caches", "B/s"},
+          {"others_spine_bytes_per_s", &S::others_spine_bytes_per_s,
+           "traffic of other deployments that the run was charged with", "B/s"},
+          {"alone", &S::alone, "the same deployment without the others"},
+          {"report", [](const S& stats) { return stats.report.document(); },
+           "the deployment's own report, with the keys of a report"}};
 }
 
-const Fields<SpineStats>& fields_of(const SpineStats*) {
+Fields<SpineStats> rows_of(const SpineStats*) {
   using S = SpineStats;
-  static const Fields<S> rows{
-      {"bandwidth", &S::bandwidth, "what the spine carries in one direction", "B/s"},
-      {"background", &S::background, "what background/spine takes of the bandwidth", "B/s"},
-      {"load", &S::load, "mean traffic of all deployments and the background, of the bandwidth",
-       "share", less},
-      {"runs", &S::runs, "runs until traffic and slow-downs agreed"},
-      {"residual", &S::residual,
-       "largest difference between the traffic charged and the traffic of the last runs", "share",
-       less}};
-  return rows;
+  return {{"bandwidth", &S::bandwidth, "what the spine carries in one direction", "B/s"},
+          {"background", &S::background, "what background/spine takes of the bandwidth", "B/s"},
+          {"load", &S::load, "mean traffic of all deployments and the background, of the bandwidth",
+           "share", less},
+          {"runs", &S::runs, "runs until traffic and slow-downs agreed"},
+          {"residual", &S::residual,
+           "largest difference between the traffic charged and the traffic of the last runs",
+           "share", less}};
 }
 
-const Fields<ClusterStats>& fields_of(const ClusterStats*) {
+Fields<ClusterStats> rows_of(const ClusterStats*) {
   using S = ClusterStats;
-  static const Fields<S> rows{
-      {"cluster", &S::cluster, "name of the cluster"},
-      {"gpus", &S::gpus, "GPUs of the cluster"},
-      {"gpus_used", &S::gpus_used, "GPUs of all deployments"},
-      {"request_throughput", &S::request_throughput, "sum over deployments", "1/s", more},
-      {"request_goodput", &S::request_goodput, "sum over deployments", "1/s", more},
-      {"output_throughput", &S::output_throughput, "sum over deployments", "tokens/s", more},
-      {"total_token_throughput", &S::total_token_throughput, "sum over deployments", "tokens/s",
-       more},
-      {"tokens_per_s_per_gpu", &S::tokens_per_s_per_gpu, "output_throughput / GPUs of the cluster",
-       "tokens/s", more},
-      {"spine_bytes_per_s", &S::spine_bytes_per_s, "sum over deployments", "B/s"},
-      {if_any, "spine", &S::spine, "where the cluster gives network/spine_bandwidth"}};
-  return rows;
+  return {{"cluster", &S::cluster, "name of the cluster"},
+          {"gpus", &S::gpus, "GPUs of the cluster"},
+          {"gpus_used", &S::gpus_used, "GPUs of all deployments"},
+          {"request_throughput", &S::request_throughput, "sum over deployments", "1/s", more},
+          {"request_goodput", &S::request_goodput, "sum over deployments", "1/s", more},
+          {"output_throughput", &S::output_throughput, "sum over deployments", "tokens/s", more},
+          {"total_token_throughput", &S::total_token_throughput, "sum over deployments", "tokens/s",
+           more},
+          {"tokens_per_s_per_gpu", &S::tokens_per_s_per_gpu,
+           "output_throughput / GPUs of the cluster", "tokens/s", more},
+          {"spine_bytes_per_s", &S::spine_bytes_per_s, "sum over deployments", "B/s"},
+          {if_any, "spine", &S::spine, "where the cluster gives network/spine_bandwidth"}};
 }
 
-const Fields<ClusterContext>& fields_of(const ClusterContext*) {
+Fields<ClusterContext> rows_of(const ClusterContext*) {
   using S = ClusterContext;
-  static const Fields<S> rows{{"moesim", &S::moesim, "version of the simulator"},
-                              {"config", &S::config, "the experiment as written: runs again"}};
-  return rows;
+  return {{"moesim", &S::moesim, "version of the simulator"},
+          {"config", &S::config, "the experiment as written: runs again"}};
 }
 
-const Fields<ClusterReport>& fields_of(const ClusterReport*) {
+Fields<ClusterReport> rows_of(const ClusterReport*) {
   using S = ClusterReport;
-  static const Fields<S> rows{{"context", &S::context, "what was run"},
-                              {"cluster", &S::cluster, "all deployments together"},
-                              {"deployments/NAME", &S::deployments, "a model on its GPUs"}};
-  return rows;
+  return {{"context", &S::context, "what was run"},
+          {"cluster", &S::cluster, "all deployments together"},
+          {"deployments/NAME", &S::deployments, "a model on its GPUs"}};
 }
 
 OrderedJson ClusterReport::document() const {

@@ -45,11 +45,17 @@ struct Field;
 template <class T>
 using Fields = std::vector<Field<T>>;
 
-/// A type with a table of its fields, fields_of(const T*).
+/// A type with a table of its fields, rows_of(const T*).
 template <class T>
 concept Section = requires(const T* section) {
-  fields_of(section);
+  rows_of(section);
 };
+/// That table, made once.
+template <Section T>
+const Fields<T>& fields_of(const T* section) {
+  static const Fields<T> rows = rows_of(section);
+  return rows;
+}
 
 namespace fields {
 

@@ -11,30 +11,26 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<ReportContext>& fields_of(const ReportContext*) {
+Fields<ReportContext> rows_of(const ReportContext*) {
   using S = ReportContext;
-  static const Fields<S> rows{
-      {"moesim", &S::moesim, "version of the simulator"},
-      {"seed", &S::seed, "seed of every random stream"},
-      {"config", &S::config, "the experiment with every key, defaults included: runs again"}};
-  return rows;
+  return {{"moesim", &S::moesim, "version of the simulator"},
+          {"seed", &S::seed, "seed of every random stream"},
+          {"config", &S::config, "the experiment with every key, defaults included: runs again"}};
 }
 
-const Fields<AnchorStats>& fields_of(const AnchorStats*) {
+Fields<AnchorStats> rows_of(const AnchorStats*) {
   using S = AnchorStats;
-  static const Fields<S> rows{
-      {"deployment", &S::deployment, "deployment whose measured runs correct this run"},
-      {"runs", &S::runs, "measured runs of the fit"},
-      {"leave_one_out_error", &S::leave_one_out_error,
-       "median |predicted / measured - 1| of runs left out of the fit"},
-      {"tpot_factor", &S::tpot_factor, "on step times"},
-      {"ttft_factor", &S::ttft_factor, "on times to first tokens"}};
-  return rows;
+  return {{"deployment", &S::deployment, "deployment whose measured runs correct this run"},
+          {"runs", &S::runs, "measured runs of the fit"},
+          {"leave_one_out_error", &S::leave_one_out_error,
+           "median |predicted / measured - 1| of runs left out of the fit"},
+          {"tpot_factor", &S::tpot_factor, "on step times"},
+          {"ttft_factor", &S::ttft_factor, "on times to first tokens"}};
 }
 
-const Fields<PoolStats>& fields_of(const PoolStats*) {
+Fields<PoolStats> rows_of(const PoolStats*) {
   using S = PoolStats;
-  static const Fields<S> rows{
+  return {
       {"steps", &S::steps, "the steps of all EP groups, by what they held"},
       {"experts", &S::experts, "what the MoE layers did"},
       {"expert_memory", &S::expert_memory, "where experts were found"},
@@ -56,41 +52,35 @@ const Fields<PoolStats>& fields_of(const PoolStats*) {
       {"rebalancing", &S::rebalancing, "moves of experts while serving"},
       {"failures", &S::failures, "an outage of GPUs"},
       {"over_time", &S::over_time, "the whole run in up to 100 buckets of equally many steps"}};
-  return rows;
 }
 
-const Fields<PrefillPoolStats>& fields_of(const PrefillPoolStats*) {
+Fields<PrefillPoolStats> rows_of(const PrefillPoolStats*) {
   using S = PrefillPoolStats;
-  static const Fields<S> rows{{merged, &S::groups}, {merged, &S::pool}};
-  return rows;
+  return {{merged, &S::groups}, {merged, &S::pool}};
 }
 
-const Fields<PoolsStats>& fields_of(const PoolsStats*) {
+Fields<PoolsStats> rows_of(const PoolsStats*) {
   using S = PoolsStats;
-  static const Fields<S> rows{
-      {"prefill", &S::prefill, "the prefill pool, with the sections above"},
-      {"decode", &S::decode, "the decode pool; its sections are above"},
-      {"kv_transfer", &S::kv_transfer, "KV caches from the one to the other"},
-      {if_any, "roles", &S::roles, "groups that move between the pools, where some may"}};
-  return rows;
+  return {{"prefill", &S::prefill, "the prefill pool, with the sections above"},
+          {"decode", &S::decode, "the decode pool; its sections are above"},
+          {"kv_transfer", &S::kv_transfer, "KV caches from the one to the other"},
+          {if_any, "roles", &S::roles, "groups that move between the pools, where some may"}};
 }
 
-const Fields<Report>& fields_of(const Report*) {
+Fields<Report> rows_of(const Report*) {
   using S = Report;
-  static const Fields<S> rows{
-      {"context", &S::context, "what was run"},
-      {if_any, "anchored", &S::anchored, "corrections by measured runs, where there are any"},
-      {"metrics", &S::metrics,
-       "throughput and latency over all GPUs, as `vllm bench serve` names them"},
-      {if_any, "classes/CLASS", &S::classes, "requests by class, where they have classes"},
-      {if_any, "energy", &S::energy, "of all GPUs, where their power is known"},
-      {"measurement", &S::measurement, "measured part of the run"},
-      {if_any, "sessions", &S::sessions, "sessions, where requests are turns of them"},
-      {if_any, "turns", &S::turns, "turns of sessions, where there are any"},
-      {merged, &S::pool},
-      {if_any, "pools", &S::pools, "prefill and decode apart, where they are"},
-      {if_any, "instances", &S::instances, "an EP group, where one pool has several"}};
-  return rows;
+  return {{"context", &S::context, "what was run"},
+          {if_any, "anchored", &S::anchored, "corrections by measured runs, where there are any"},
+          {"metrics", &S::metrics,
+           "throughput and latency over all GPUs, as `vllm bench serve` names them"},
+          {if_any, "classes/CLASS", &S::classes, "requests by class, where they have classes"},
+          {if_any, "energy", &S::energy, "of all GPUs, where their power is known"},
+          {"measurement", &S::measurement, "measured part of the run"},
+          {if_any, "sessions", &S::sessions, "sessions, where requests are turns of them"},
+          {if_any, "turns", &S::turns, "turns of sessions, where there are any"},
+          {merged, &S::pool},
+          {if_any, "pools", &S::pools, "prefill and decode apart, where they are"},
+          {if_any, "instances", &S::instances, "an EP group, where one pool has several"}};
 }
 
 namespace {

@@ -16,12 +16,10 @@ constexpr int split_bits = 7;   // above, 2^7 buckets per power of two
 
 std::size_t bucket_of(std::int64_t value) {
   const auto bits = static_cast<std::uint64_t>(value);
-  if (bits < (1U << exact_bits)) return static_cast<std::size_t>(bits);
+  if (bits < (1U << exact_bits)) return at(bits);
   const int exponent = static_cast<int>(std::bit_width(bits)) - 1;
   const std::uint64_t mantissa = (bits >> (exponent - split_bits)) & ((1U << split_bits) - 1);
-  return (std::size_t{1} << exact_bits) +
-         (static_cast<std::size_t>(exponent - exact_bits) << split_bits) +
-         static_cast<std::size_t>(mantissa);
+  return (std::size_t{1} << exact_bits) + (at(exponent - exact_bits) << split_bits) + at(mantissa);
 }
 
 std::int64_t floor_of(std::size_t bucket) {
@@ -39,9 +37,7 @@ std::int64_t count_of(double /*sample*/) { return 1; }
 std::int64_t count_of(const Repeated& sample) { return sample.count(); }
 
 // The value at `index` of sorted samples written out one by one.
-double value_at(std::span<const double> samples, std::int64_t index) {
-  return samples[static_cast<std::size_t>(index)];
-}
+double value_at(std::span<const double> samples, std::int64_t index) { return samples[at(index)]; }
 double value_at(std::span<const Repeated> samples, std::int64_t index) {
   auto sample = samples.begin();
   while (index >= sample->count()) index -= (sample++)->count();
@@ -71,7 +67,7 @@ Summary summary_of(std::vector<Sample> samples) {
     sum += value_of(sample) * static_cast<double>(count_of(sample));
   }
   const auto n = static_cast<double>(count);
-  summary.count = static_cast<std::size_t>(count);
+  summary.count = at(count);
   summary.mean = sum / n;
   double squares = 0;
   for (const Sample& sample : samples) {
@@ -142,7 +138,7 @@ void CountHistogram::add(std::span<const std::int32_t> values, std::int64_t time
     if (uncarried_ + std::ssize(values) > countable) carry();
     uncarried_ += std::ssize(values);
     narrow_.resize(std::size_t{1} << exact_bits);
-    for (const std::int32_t value : values) ++narrow_[static_cast<std::size_t>(value)];
+    for (const std::int32_t value : values) ++narrow_[at(value)];
   } else {
     for (const std::int32_t value : values) buckets_[bucket_of(value)] += times;
   }

@@ -26,7 +26,7 @@ void OverTime::add(const StepRecord& record, Time now) {
     if (!rank.dummy) step.sequence_seconds += double(rank.sequences.size()) * step.seconds;
   }
   step.kv_block_seconds = double(record.step.kv_blocks_used) * step.seconds;
-  const auto& moving = cost.parts[static_cast<std::size_t>(Part::rebalancing)];
+  const auto& moving = cost.parts[at(Part::rebalancing)];
   step.rebalancing_seconds = std::accumulate(moving.begin(), moving.end(), 0.0);
   const TokenBalance balance = cost.token_balance();
   step.max_tokens = balance.max_tokens;
@@ -71,10 +71,10 @@ std::vector<TimeBucket> OverTime::buckets(std::int64_t kv_blocks) const {
   return all;
 }
 
-const Fields<TimeBucket>& fields_of(const TimeBucket*) {
+Fields<TimeBucket> rows_of(const TimeBucket*) {
   using enum Better;
   using S = TimeBucket;
-  static const Fields<S> rows{
+  return {
       {"begin_s", &S::begin_s, "when its first step began", "s"},
       {"end_s", &S::end_s, "when its last step ended", "s"},
       {"steps", &S::steps, "steps of the bucket"},
@@ -88,7 +88,6 @@ const Fields<TimeBucket>& fields_of(const TimeBucket*) {
        less},
       {"concurrency", &S::concurrency, "requests in a step, weighted with its time"},
       {"kv_utilization", &S::kv_utilization, "blocks held, over steps' time", "share"}};
-  return rows;
 }
 
 }  // namespace moesim

@@ -21,7 +21,7 @@ struct TimeBucket {
   double concurrency = 0;     ///< requests that step, weighted with the time of the steps
   double kv_utilization = 0;  ///< of the blocks over all ranks
 };
-const Fields<TimeBucket>& fields_of(const TimeBucket*);
+Fields<TimeBucket> rows_of(const TimeBucket*);
 
 /// A run as it went, from its first step to its last, the warm-up included. It has buckets of
 /// equally many steps: between half of `most_buckets` and all once the run is that long.

@@ -15,8 +15,8 @@ double probability_of(const LikelyExpert& likely) {
 }  // namespace
 
 ActiveExperts::ActiveExperts(std::size_t groups, int layers, int experts)
-    : layers_(static_cast<std::size_t>(layers)),
-      experts_(static_cast<std::size_t>(experts)),
+    : layers_(at(layers)),
+      experts_(at(experts)),
       log_unread_(groups, std::vector<double>(layers_ * experts_)),
       expected_(groups) {}
 

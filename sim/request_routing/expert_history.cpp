@@ -17,9 +17,7 @@ std::size_t alike(std::size_t blocks) { return (4 * blocks + 4) / 5; }
 }  // namespace
 
 ExpertHistory::ExpertHistory(int layers, int experts, int experts_per_token)
-    : layers_(static_cast<std::size_t>(layers)),
-      experts_(static_cast<std::size_t>(experts)),
-      experts_per_token_(experts_per_token) {}
+    : layers_(at(layers)), experts_(at(experts)), experts_per_token_(experts_per_token) {}
 
 void ExpertHistory::add(Use& use, std::span<const std::int64_t> counts) const {
   use.tokens.resize(counts.size());
@@ -57,14 +55,14 @@ std::vector<std::int64_t> ExpertHistory::count(const Binding& binding, Phase pha
   RoutingCoverage coverage;
   source.append(binding, {phase, 0, tokens, first}, rows, coverage);
   const RoutingTrace& trace = source.trace(phase);
-  const auto k = static_cast<std::size_t>(trace.experts_per_token());
+  const auto k = at(trace.experts_per_token());
   std::vector<std::int64_t> counts(layers_ * experts_);
   trace.visit([&](auto ids) {
     for (const RowRange& range : rows) {
-      const std::size_t begin = static_cast<std::size_t>(range.first_row) * layers_ * k;
-      const std::size_t end = begin + static_cast<std::size_t>(range.count) * layers_ * k;
+      const std::size_t begin = at(range.first_row) * layers_ * k;
+      const std::size_t end = begin + at(range.count) * layers_ * k;
       for (std::size_t i = begin; i < end; ++i) {
-        ++counts[i / k % layers_ * experts_ + static_cast<std::size_t>(ids[i])];
+        ++counts[i / k % layers_ * experts_ + at(ids[i])];
       }
     }
   });

@@ -8,7 +8,7 @@ namespace moesim {
 void OutputLengths::catch_up(std::span<const std::int32_t> finished) {
   if (seen_ == finished.size()) return;
   for (; seen_ < finished.size(); ++seen_) {
-    const auto output = static_cast<std::size_t>(finished[seen_]);
+    const auto output = at(finished[seen_]);
     if (longer_.size() < output) longer_.resize(output);
     for (std::size_t h = 0; h < output; ++h) ++longer_[h];
   }
@@ -24,7 +24,7 @@ double OutputLengths::mean() const {
 // sum over h >= 0 of P(output > age + h | output > age).
 double OutputLengths::remaining(std::int32_t age) const {
   if (age >= longest()) return 0;
-  return static_cast<double>(longer_beyond_[static_cast<std::size_t>(age)]) / exceed(age);
+  return static_cast<double>(longer_beyond_[at(age)]) / exceed(age);
 }
 
 std::int32_t OutputLengths::quantile(double q) const {

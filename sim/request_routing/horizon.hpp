@@ -29,9 +29,7 @@ class OutputLengths {
   std::int32_t quantile(double q) const;
 
  private:
-  double exceed(std::int32_t h) const {
-    return static_cast<double>(longer_[static_cast<std::size_t>(h)]);
-  }
+  double exceed(std::int32_t h) const { return static_cast<double>(longer_[at(h)]); }
   double count() const { return static_cast<double>(seen_); }
 
   std::vector<std::int64_t> longer_;         // how many outputs exceed h: [longest]

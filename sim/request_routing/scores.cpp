@@ -5,6 +5,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 double barrier_gain(std::int64_t s, std::int64_t margin, std::int64_t ranks) {
@@ -14,9 +16,7 @@ double barrier_gain(std::int64_t s, std::int64_t margin, std::int64_t ranks) {
 std::size_t cache_aware_choice(const CacheAwareLimits& limits,
                                std::span<const std::int64_t> requests,
                                std::span<const double> match, std::span<const std::int64_t> tree) {
-  const auto index = [](auto range, auto found) {
-    return static_cast<std::size_t>(found - range.begin());
-  };
+  const auto index = [](auto range, auto found) { return at(found - range.begin()); };
   const auto [fewest, most] = std::ranges::minmax_element(requests);
   const bool imbalanced =
       *most - *fewest > limits.absolute &&

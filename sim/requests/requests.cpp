@@ -8,7 +8,7 @@ namespace moesim {
 
 Requests::Requests(std::int64_t expected) {
   constexpr std::int64_t most_reserved = 1 << 22;
-  const auto reserved = static_cast<std::size_t>(std::min(expected, most_reserved));
+  const auto reserved = at(std::min(expected, most_reserved));
   places_.reserve(reserved);
   lives_.reserve(reserved);
 }

@@ -8,20 +8,10 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-std::unique_ptr<Scheduler> make_chunked_prefill(ConfigReader&);
-std::span<const Key> chunked_prefill_keys();
-std::unique_ptr<Scheduler> make_prefill_first(ConfigReader&);
-std::span<const Key> prefill_first_keys();
-std::unique_ptr<Scheduler> make_decode_only(ConfigReader&);
-std::span<const Key> decode_only_keys();
-std::unique_ptr<Scheduler> make_comm_aware(ConfigReader&);
-std::span<const Key> comm_aware_keys();
-std::unique_ptr<Scheduler> make_priority(ConfigReader&);
-std::span<const Key> priority_keys();
-std::unique_ptr<Scheduler> make_earliest_deadline(ConfigReader&);
-std::span<const Key> earliest_deadline_keys();
-std::unique_ptr<Scheduler> make_expert_groups(ConfigReader&);
-std::span<const Key> expert_groups_keys();
+Registry<Scheduler>::Maker make_chunked_prefill, make_prefill_first, make_decode_only,
+    make_comm_aware, make_priority, make_earliest_deadline, make_expert_groups;
+Keys chunked_prefill_keys, prefill_first_keys, decode_only_keys, comm_aware_keys, priority_keys,
+    earliest_deadline_keys, expert_groups_keys;
 
 bool StepPlan::empty() const {
   const auto none = [](std::int32_t tokens) { return tokens == 0; };
@@ -42,8 +32,7 @@ namespace {
 // Seconds for so many tokens, of a table by powers of two.
 double on_a_line(const std::vector<double>& seconds, std::int64_t tokens) {
   const auto power = std::min<std::size_t>(
-      static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(tokens))) - 1,
-      seconds.size() - 2);
+      at(std::bit_width(static_cast<std::uint64_t>(tokens))) - 1, seconds.size() - 2);
   const double size = static_cast<double>(std::uint64_t{1} << power);
   const double place = (static_cast<double>(tokens) - size) / size;
   const double low = seconds[power], high = seconds[power + 1];
@@ -99,7 +88,7 @@ static std::int64_t unpromised_blocks(const RankView& rank, const BatchLimits& l
 }
 
 void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover& left, StepPlan& plan) {
-  auto seats = static_cast<std::size_t>(limits.max_num_seqs);
+  auto seats = at(limits.max_num_seqs);
   seats -= std::min(seats, plan.running_tokens.size());
   const bool whole = limits.capacity == CapacityPolicy::guaranteed_no_evict;
   std::int64_t unpromised = whole && !rank.waiting.empty() ? unpromised_blocks(rank, limits) : 0;

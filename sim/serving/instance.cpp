@@ -26,8 +26,7 @@ Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requ
                                                      : nullptr) {
   if (sampler_ == nullptr) models_.emplace(deployment);
   for (int r = 0; r < deployment.parallel.dp; ++r)
-    ranks_.push_back(
-        {.queue = RankQueue(deployment.kv_layout), .kv = empty_cache(static_cast<std::size_t>(r))});
+    ranks_.push_back({.queue = RankQueue(deployment.kv_layout), .kv = empty_cache(at(r))});
   if (deployment.in_decode && deployment.parallel.decode_weights == DecodeWeights::moved) {
     const Bytes weights =
         expert_bytes(deployment.model, deployment.parallel, deployment.precision) *
@@ -140,11 +139,11 @@ std::int64_t Instance::waiting() const {
 
 void Instance::abandon(std::uint32_t id) {
   ++changes_;
-  Rank& rank = ranks_[static_cast<std::size_t>(requests_[id].rank)];
+  Rank& rank = ranks_[at(requests_[id].rank)];
   rank.abandoned = true;
   const auto running = std::ranges::find(rank.running, id, &Sequence::request);
   if (running != rank.running.end()) {
-    const auto place = static_cast<std::size_t>(running - rank.running.begin());
+    const auto place = at(running - rank.running.begin());
     write_back(rank, place);
     rank.progress[place].abandoned = true;
   }

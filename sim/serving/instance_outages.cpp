@@ -20,7 +20,7 @@ void Instance::drop_requests_of(Rank& rank, OutageRecord& record,
   rank.queue.clear();
   rank.sending.clear();
   rank.plan.clear();
-  rank.kv = empty_cache(static_cast<std::size_t>(&rank - ranks_.data()));
+  rank.kv = empty_cache(at(&rank - ranks_.data()));
   rank.kv_tokens = 0;
   rank.down = true;
 }
@@ -55,7 +55,7 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
   drop_abandoned();
   Stopped stopped;
   for (const int rank : outage.dp_ranks) {
-    drop_requests_of(ranks_[static_cast<std::size_t>(rank)], record, stopped.requests);
+    drop_requests_of(ranks_[at(rank)], record, stopped.requests);
   }
   std::sort(stopped.requests.begin(), stopped.requests.end());
   for (const std::uint32_t id : stopped.requests) {
@@ -74,7 +74,7 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
 
 Seconds Instance::recover(const Outage& outage, Time now) {
   ++changes_;
-  for (const int rank : outage.dp_ranks) ranks_[static_cast<std::size_t>(rank)].down = false;
+  for (const int rank : outage.dp_ranks) ranks_[at(rank)].down = false;
   const Seconds time = layout_.recover(outage, now);
   for_experts_ = layout_.kv_blocks();
   for (Rank& rank : ranks_) {

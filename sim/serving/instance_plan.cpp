@@ -13,7 +13,7 @@ namespace moesim {
 // be admitted.
 std::span<const Sequence> Instance::show_waiting(Rank& rank) {
   if (deployment_.scheduler->reorders()) order_waiting(rank);
-  return rank.queue.show(static_cast<std::size_t>(deployment_.scheduler->max_num_seqs()));
+  return rank.queue.show(at(deployment_.scheduler->max_num_seqs()));
 }
 
 void Instance::order_waiting(Rank& rank) const {
@@ -102,7 +102,7 @@ void Instance::receive() {
   const bool idle = std::ranges::all_of(ranks_, [](const Rank& r) { return r.running.empty(); });
   const bool looks = idle || decodes_since_received_ >= server.receive_interval;
   if (looks) decodes_since_received_ = 0;
-  const auto steps = static_cast<std::size_t>(idle ? 0 : server.admission_steps);
+  const auto steps = at(idle ? 0 : server.admission_steps);
   for (Rank& rank : ranks_) rank.queue.pass_step(looks, steps);
 }
 
@@ -185,7 +185,7 @@ bool Instance::plan_step() {
 // step is done for each sequence of each step, where calls would be a third of the time.
 [[gnu::always_inline]] inline void Instance::compute(const Sequence& sequence, std::int32_t tokens,
                                                      std::int32_t index) {
-  RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
+  RankStep& step = batch_.ranks[at(index)];
   step.sequences.push_back({tokens, sequence.computed, sequence.decoding() && tokens > 1});
   step.tokens += tokens;
   // Logits: of the last token that is due, and of every draft.
@@ -234,7 +234,7 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
 // Replaces apply_plan() for a sampled step in which every running sequence computes one token: all
 // that differs are contexts and blocks.
 void Instance::compute_one_each(Rank& rank, std::int32_t index) {
-  RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
+  RankStep& step = batch_.ranks[at(index)];
   step.sequences.resize(rank.running.size());
   auto work = step.sequences.begin();
   std::int64_t context = 0;

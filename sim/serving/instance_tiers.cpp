@@ -141,7 +141,7 @@ std::optional<std::size_t> Instance::announce(const Announcement& announced, Tim
     rank->kv.retain(announced.agent, *until);
   const bool comes = spec.prefetch_lead && next.state == NextRequest::State::due;
   if (!comes || below_.empty()) return std::nullopt;
-  return static_cast<std::size_t>(rank - ranks_.begin());
+  return at(rank - ranks_.begin());
 }
 
 void Instance::prefetch(std::size_t rank, AgentName agent, Time now) {

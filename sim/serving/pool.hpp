@@ -50,14 +50,14 @@ struct Pool {
   std::vector<std::unique_ptr<Group>> make_groups(RowSource& rows, Requests& requests, int first) {
     std::vector<std::unique_ptr<Group>> made;
     const int all = deployment.most_instances();
-    made.reserve(static_cast<std::size_t>(all));
+    made.reserve(at(all));
     for (int i = 0; i < all; ++i)
       made.push_back(std::make_unique<Group>(*this, rows, requests, first + i, i));
     // Groups have one number in both pools: those that prefill at first come first.
     const int begin = deployment.prefill_only ? 0 : all - deployment.instances;
     for (int i = 0; i < all; ++i) {
       if (i >= begin && i < begin + deployment.instances) continue;
-      Group& elsewhere = *made[static_cast<std::size_t>(i)];
+      Group& elsewhere = *made[at(i)];
       elsewhere.serves = false;
       elsewhere.instance.open(false);
     }

@@ -27,8 +27,7 @@ PoolTiers::PoolTiers(const Deployment& e, int first_group, const Deployment* wri
       Site site{depth, std::make_unique<KvTier>(plan, tier_blocks(e, plan, ranks), shard,
                                                 ranks + writing, below)};
       const auto add_rank = [&](const Deployment& of, int group, int rank, std::size_t under) {
-        site.ranks.push_back({group + rank / of.parallel.dp,
-                              static_cast<std::size_t>(rank % of.parallel.dp), under});
+        site.ranks.push_back({group + rank / of.parallel.dp, at(rank % of.parallel.dp), under});
       };
       for (int rank = first; rank < first + ranks; ++rank) add_rank(e, first_group, rank, depth);
       for (int rank = 0; rank < writing; ++rank)

@@ -44,7 +44,7 @@ class PoolTiers {
     int ranks = 1;  // of each, perhaps fewer of the last
   };
   const Site& site_of(const Level& level, int rank) const {
-    return sites_[level.first_site + static_cast<std::size_t>(rank / level.ranks)];
+    return sites_[level.first_site + at(rank / level.ranks)];
   }
 
   std::int64_t least_blocks() const;

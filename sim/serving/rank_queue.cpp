@@ -86,7 +86,7 @@ void RankQueue::pass_step(bool looks, std::size_t steps) {
 
 std::size_t RankQueue::received() const {
   const std::int64_t known = known_.empty() ? arrived_ : known_.front();
-  const auto received = static_cast<std::size_t>(std::max<std::int64_t>(known - gone_, 0));
+  const auto received = at(std::max<std::int64_t>(known - gone_, 0));
   return std::min(received, waiting_.size());
 }
 

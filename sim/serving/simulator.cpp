@@ -97,7 +97,7 @@ class Simulation {
     if (deployment.prefill_only)
       kv_links_ = {*experiment_.kv_link, groups_.size(), deployment.parallel.dp};
   }
-  Group& group(int number) { return *groups_[static_cast<std::size_t>(number)]; }
+  Group& group(int number) { return *groups_[at(number)]; }
   static const std::vector<Outage>& outages_of(const Group& group) {
     return group.pool.deployment.failures.outages;
   }
@@ -116,8 +116,7 @@ class Simulation {
       return true;
     };
     const auto if_valid = [&](std::string_view what, const auto& end) {
-      return end.serial == groups_[static_cast<std::size_t>(end.instance)]->serial &&
-             of_group(what, end.instance);
+      return end.serial == groups_[at(end.instance)]->serial && of_group(what, end.instance);
     };
     const bool shown = std::visit(
         Overload{[&](const RequestArrives&) {
@@ -212,7 +211,7 @@ class Simulation {
 
   void handle(const RouterDecides& decision) {
     if (at_router_.erase(decision.request) == 0) return;
-    Pool& pool = *pools_[static_cast<std::size_t>(decision.pool)];
+    Pool& pool = *pools_[at(decision.pool)];
     pool.frontend.arrive(decision.request, queue_.now());
     pool.changed = true;
   }
@@ -347,7 +346,7 @@ class Simulation {
     const RoleChangeOptions& options = roles_->options();
     const int of_pool = static_cast<int>(pools_.front()->groups.size());
     const int there = (group.instance.number() + of_pool) % (2 * of_pool);
-    const MemoryBudget& memory = groups_[static_cast<std::size_t>(there)]->pool.deployment.memory;
+    const MemoryBudget& memory = groups_[at(there)]->pool.deployment.memory;
     const Bytes weights = memory.weights + memory.experts + memory.replicas;
     const Seconds loads = options.reload ? weights / *options.reload : Seconds{};
     queue_.schedule(end_of(options.switch_time + loads, "a change of roles", queue_.now()),
@@ -367,8 +366,7 @@ class Simulation {
     const KvTransferCost cost = kv_transfer(experiment_, request.prompt_tokens);
     const Time there = kv_links_.send(request, cost, queue_.now());
     if (experiment_.kv_link->network)
-      group(request.instance)
-          .instance.sends_kv(static_cast<std::size_t>(request.rank), cost.bytes, queue_.now());
+      group(request.instance).instance.sends_kv(at(request.rank), cost.bytes, queue_.now());
     queue_.schedule(there, KvArrives{id});
   }
 
@@ -387,12 +385,12 @@ class Simulation {
   }
 
   void handle(const BlocksLand& lands) {
-    PoolTiers::Site* const site = tiers_[static_cast<std::size_t>(lands.tier)];
+    PoolTiers::Site* const site = tiers_[at(lands.tier)];
     if (site->due == queue_.now()) site->due.reset();
     std::vector<KvTier::Landed> landed;
     site->tier->land(queue_.now(), landed);
     for (const KvTier::Landed& transfer : landed) {
-      const PoolTiers::Place& place = site->ranks[static_cast<std::size_t>(transfer.port)];
+      const PoolTiers::Place& place = site->ranks[at(transfer.port)];
       Group& landed_on = group(place.group);
       landed_on.instance.land(place.rank, place.depth, transfer, queue_.now());
       landed_on.pool.changed = true;
@@ -427,8 +425,7 @@ class Simulation {
     const Instance::Stopped stopped = hit.instance.fail(outage, queue_.now());
     hit.busy = true;
     const auto in_pools = std::ranges::find(pools_, &pool, &std::unique_ptr<Pool>::get);
-    for (const std::uint32_t id : stopped.requests)
-      to_router(static_cast<std::size_t>(in_pools - pools_.begin()), id);
+    for (const std::uint32_t id : stopped.requests) to_router(at(in_pools - pools_.begin()), id);
     reject_what_fits_no_more();
     pool.frontend.place(queue_.now());
     if (outage.recovers_after) {
@@ -497,9 +494,8 @@ class Simulation {
     const int number = group.instance.number();
     if (left.agent() == announced.agent) {
       std::optional<std::size_t> rank;
-      if (left.instance == number) rank = static_cast<std::size_t>(left.rank);
-      if (left.prefill && left.prefill->instance == number)
-        rank = static_cast<std::size_t>(left.prefill->rank);
+      if (left.instance == number) rank = at(left.rank);
+      if (left.prefill && left.prefill->instance == number) rank = at(left.prefill->rank);
       group.instance.served_agent(announced.agent, rank);
     }
     const auto rank = group.instance.announce(announced, queue_.now());

@@ -11,7 +11,7 @@ namespace {
 // Each has many layers; large steps differ little from each other and take long to price.
 std::size_t samples_of(std::int64_t tokens) {
   constexpr std::int64_t tokens_of_all = 1 << 13;
-  return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens_of_all / tokens, 2, 16));
+  return at(std::clamp<std::int64_t>(tokens_of_all / tokens, 2, 16));
 }
 
 // Number of a sample's layers to price: as many as hold about so many tokens together. Layers of

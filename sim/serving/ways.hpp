@@ -7,8 +7,6 @@
 #include <queue>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "sim/experiment/pools.hpp"
 #include "sim/report/write_up.hpp"
 #include "sim/requests/requests.hpp"
@@ -22,9 +20,9 @@ inline constexpr Seconds last_end{8.64e6};  ///< 100 days, of the clock's 106
 inline Time end_of(Seconds length, const char* what, Time begin) {
   if (to_seconds(begin) + length > last_end)
     throw ConfigError(
-        fmt::format("{} of {:.3g} s would end beyond the 100 days that can be simulated; give the "
-                    "cluster higher rates, or fewer and shorter requests",
-                    what, length.count()));
+        "{} of {:.3g} s would end beyond the 100 days that can be simulated; give the "
+        "cluster higher rates, or fewer and shorter requests",
+        what, length.count());
   return begin + to_duration(length);
 }
 
@@ -33,9 +31,7 @@ inline Time end_of(Seconds length, const char* what, Time begin) {
 class Ingress {
  public:
   Ingress(const ApiServer& server, int ranks)
-      : server_(server),
-        idle_from_({},
-                   std::vector<Time>(static_cast<std::size_t>(server.tokenizer_workers * ranks))) {}
+      : server_(server), idle_from_({}, std::vector<Time>(at(server.tokenizer_workers * ranks))) {}
 
   /// When the engine has a request that is sent at `sent`. Calls are in the order of these times.
   Time ready(Time sent, std::int32_t prompt_tokens) {
@@ -58,14 +54,12 @@ class KvLinks {
  public:
   KvLinks() = default;
   KvLinks(const KvLink& spec, std::size_t groups, int ranks)
-      : overlap_(spec.overlap),
-        links_(groups, std::vector<Link>(static_cast<std::size_t>(ranks))) {}
+      : overlap_(spec.overlap), links_(groups, std::vector<Link>(at(ranks))) {}
 
   /// Sends a prompt's KV cache now, and returns when it is there. It leaves as layers are computed,
   /// from the prompt's first step on, or after the first token. Notes the way in the request.
   Time send(RequestRecord& request, const KvTransferCost& cost, Time now) {
-    Link& link =
-        links_[static_cast<std::size_t>(request.instance)][static_cast<std::size_t>(request.rank)];
+    Link& link = links_[at(request.instance)][at(request.rank)];
     const Time ready = overlap_ ? request.begun : now;
     const Seconds exposed = overlap_ ? cost.last_layer : cost.all;
     const char* const what = "the transfer of a KV cache";

@@ -46,8 +46,8 @@ struct AfdTimes {
   std::array<Seconds, 4> critical{};
   /// Between steps, while experts move and no stage works.
   Seconds stalls{};
-  Seconds busy_of(AfdStage stage) const { return busy[static_cast<std::size_t>(stage)]; }
-  Seconds critical_of(AfdStage stage) const { return critical[static_cast<std::size_t>(stage)]; }
+  Seconds busy_of(AfdStage stage) const { return busy[at(stage)]; }
+  Seconds critical_of(AfdStage stage) const { return critical[at(stage)]; }
   /// What comes after the other.
   AfdTimes& operator+=(const AfdTimes& more) {
     total += more.total;

@@ -69,7 +69,7 @@ void CriticalPath::find_slowest() {
     for (std::size_t r = 0; r < ranks->size(); ++r) since_barrier_[r] += (*ranks)[r]->total;
   }
   const auto slowest = std::max_element(since_barrier_.begin(), since_barrier_.end());
-  slowest_ = static_cast<std::size_t>(slowest - since_barrier_.begin());
+  slowest_ = at(slowest - since_barrier_.begin());
   waits_.resize(since_barrier_.size() * at(plan_.tp));
   double* wait = waits_.data();
   for (const Seconds time : since_barrier_)
@@ -128,8 +128,7 @@ void CriticalPath::start_transfer(const Crossing& crossing) {
   for (const auto& [gpu, gpus] : kinds_) {
     if (gpus == 0 || !gpu->power) continue;
     const Watts draw = draw_of(*gpu, cost, copies);
-    cost_.energy.joules[static_cast<std::size_t>(part)] +=
-        (draw - gpu->power->idle).value() * cost.time.count() * gpus;
+    cost_.energy.joules[at(part)] += (draw - gpu->power->idle).value() * cost.time.count() * gpus;
     transfer_.cost.draw += draw * (double(gpus) / plan_.stage_gpus());
   }
   explainer_.add(name, part, transfer_.cost, (cost.nvlink + cost.network).value() * copies);

@@ -12,7 +12,7 @@ namespace moesim {
 
 namespace {
 
-std::size_t row_of(Part part) { return static_cast<std::size_t>(part); }
+std::size_t row_of(Part part) { return at(part); }
 
 void add_micro_batch(StepCost& sum, const StepCost& other) {
   add_work(sum, other);
@@ -217,14 +217,14 @@ StepCost join_pipeline(std::span<const StepCost> micro_batches,
     add_times(step, micro_batches[m], mean);
     charged += micro_batches[m].total * mean;
     for (const CollectiveCost& hop : hops[m]) {
-      pipeline[static_cast<std::size_t>(hop.bound)] += hop.time.count() * mean;
+      pipeline[at(hop.bound)] += hop.time.count() * mean;
       charged += hop.time * mean;
     }
   }
   const double waiting = std::max(0.0, (step.total - charged).count());
-  pipeline[static_cast<std::size_t>(Resource::latency)] += waiting;
+  pipeline[at(Resource::latency)] += waiting;
   // There is no measurement of a pipeline of these stages.
-  step.by_evidence[row_of(Part::pipeline)][static_cast<std::size_t>(Evidence::extrapolated)] +=
+  step.by_evidence[row_of(Part::pipeline)][at(Evidence::extrapolated)] +=
       std::accumulate(pipeline.begin(), pipeline.end(), 0.0);
 
   const int stage_gpus = plan.stage_gpus();

@@ -45,10 +45,10 @@ RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
   for (const LayerSpec& layer : model_.layers) {
     const auto same_mixer = std::ranges::find_if(
         mixers_, [&](const MixerClass& kind) { return *kind.mixer == *layer.mixer; });
-    const auto mixer = static_cast<std::size_t>(same_mixer - mixers_.begin());
+    const auto mixer = at(same_mixer - mixers_.begin());
     if (mixer == mixers_.size()) mixers_.push_back({layer.mixer});
     const auto same = std::ranges::find(classes_, layer, &Class::spec);
-    const auto place = static_cast<std::size_t>(same - classes_.begin());
+    const auto place = at(same - classes_.begin());
     if (place == classes_.size()) classes_.push_back({layer, mixer});
     ++classes_[place].layers;
     class_of_layer_.push_back(place);

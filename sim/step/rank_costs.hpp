@@ -79,9 +79,7 @@ class RankPrices {
     LayerCosts costs{};
   };
 
-  const Class& class_of(int layer) const {
-    return classes_[class_of_layer_[static_cast<std::size_t>(layer)]];
-  }
+  const Class& class_of(int layer) const { return classes_[class_of_layer_[at(layer)]]; }
   void count_reads(const StepBatch&);
   void price_share(const StepBatch&);
   void price(const StepBatch&, MixerClass&) const;

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <vector>
 
-#include <fmt/format.h>
-
 namespace moesim {
 
 std::span<const Key> reselection_keys() {
@@ -18,8 +16,7 @@ int read_reselection(const ConfigNode& node, int experts_per_token) {
   return read_object(node, reselection_keys, [&](ConfigReader& reader) {
     const auto keep = static_cast<int>(reader.integer("keep"));
     if (keep > experts_per_token)
-      reader.child("keep").fail(
-          fmt::format("a token has {} experts; keep at most so many", experts_per_token));
+      reader.child("keep").fail("a token has {} experts; keep at most so many", experts_per_token);
     return keep < experts_per_token ? keep : 0;
   });
 }
@@ -33,7 +30,7 @@ int read_reselection(const ConfigNode& node, int experts_per_token) {
 // experts are exact, and the selections that run are as few as they can be.
 void keep_active(int keep, LayerChoices& choices, std::span<std::int32_t> tokens,
                  CapacityTally& tally) {
-  const std::size_t k = choices.k(), kept = std::min(k, static_cast<std::size_t>(keep));
+  const std::size_t k = choices.k(), kept = std::min(k, at(keep));
   std::vector<std::uint8_t> active(tokens.size());
   for (std::size_t i = 0; i < choices.ids.size(); ++i) {
     if (i % k < kept) active[choices.ids[i]] = 1;

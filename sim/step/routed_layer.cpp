@@ -39,7 +39,7 @@ RoutingProblem RoutedLayer::limit(const CapacityRule& rule, const RoutingProblem
 }
 
 void RoutedLayer::route(const TokenRouter& router, const RoutingProblem& problem, LayerLoad& load) {
-  tokens_of_slot_.resize(static_cast<std::size_t>(problem.placement.slots()));
+  tokens_of_slot_.resize(at(problem.placement.slots()));
   slot_of_selection_.resize(router.needs_token_rows() ? problem.rows.ids.size() : 0);
   copies_.clear();
   router.route(problem,
@@ -55,19 +55,18 @@ void RoutedLayer::give_slices(const RoutingProblem& problem) {
   const LayerPlacement& placement = problem.placement;
   for (int gpu = 0; placement.cut() > 0 && gpu < placement.gpus(); ++gpu) {
     for (int slot = placement.first_slice(gpu); slot < placement.first_slot(gpu + 1); ++slot)
-      tokens_of_slot_[static_cast<std::size_t>(slot)] =
-          problem.tokens[static_cast<std::size_t>(placement.expert_of_slot(slot))];
+      tokens_of_slot_[at(slot)] = problem.tokens[at(placement.expert_of_slot(slot))];
   }
 }
 
 void RoutedLayer::add_copies(const LayerPlacement& standing) {
-  std::vector<std::vector<int>> experts_on_gpu(static_cast<std::size_t>(standing.gpus()));
+  std::vector<std::vector<int>> experts_on_gpu(at(standing.gpus()));
   std::vector<std::int32_t> tokens;
   for (int gpu = 0; gpu < standing.gpus(); ++gpu) {
-    std::vector<int>& experts = experts_on_gpu[static_cast<std::size_t>(gpu)];
+    std::vector<int>& experts = experts_on_gpu[at(gpu)];
     for (int slot = standing.first_slot(gpu); slot < standing.first_slot(gpu + 1); ++slot) {
       experts.push_back(standing.expert_of_slot(slot));
-      tokens.push_back(tokens_of_slot_[static_cast<std::size_t>(slot)]);
+      tokens.push_back(tokens_of_slot_[at(slot)]);
     }
     for (const StepCopy& copy : copies_) {
       if (copy.gpu != gpu) continue;

@@ -56,7 +56,7 @@ void Energy::add(const Energy& more, double times, PartSet some) {
 
 void Energy::add(Part part, const Cost& cost, double gpus) {
   if (cost.draw <= Watts{}) return;
-  joules[static_cast<std::size_t>(part)] += cost.draw.value() * cost.time.count() * gpus;
+  joules[at(part)] += cost.draw.value() * cost.time.count() * gpus;
   const double seconds = cost.time.count() * gpus;
   computing += seconds;
   if (part == Part::experts) computing_experts += seconds;
@@ -68,7 +68,7 @@ void add_layers(std::vector<LayerOutcome>& sum, std::span<const LayerOutcome> mo
 
 std::vector<LayerOutcome> StepSample::layers() const {
   std::vector<LayerOutcome> all;
-  all.reserve(static_cast<std::size_t>(moe_layers));
+  all.reserve(at(moe_layers));
   for (int l = 0; l < moe_layers; ++l) all.push_back(layer(l));
   return all;
 }
@@ -77,7 +77,7 @@ std::vector<std::int32_t> StepSample::tokens_of_expert() const {
   if (moe_layers == 0) return {};
   const std::size_t experts = tokens_of_priced.size() / layers_priced.size();
   std::vector<std::int32_t> all;
-  all.reserve(static_cast<std::size_t>(moe_layers) * experts);
+  all.reserve(at(moe_layers) * experts);
   for (int l = 0; l < moe_layers; ++l) {
     const auto of_layer = std::span(tokens_of_priced).subspan(place_of(l) * experts, experts);
     all.insert(all.end(), of_layer.begin(), of_layer.end());

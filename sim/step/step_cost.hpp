@@ -36,8 +36,7 @@ class PartSet {
   /// Calls `each` with the number of every part, in their order.
   template <class Each>
   void for_each(Each&& each) const {
-    for (std::uint32_t left = bits_; left != 0; left &= left - 1)
-      each(static_cast<std::size_t>(std::countr_zero(left)));
+    for (std::uint32_t left = bits_; left != 0; left &= left - 1) each(at(std::countr_zero(left)));
   }
 
  private:
@@ -213,7 +212,7 @@ struct StepSample {
   std::vector<std::int32_t> tokens_of_priced;  ///< [priced, experts]
   /// Returns the place of a MoE layer in `layers_priced`.
   std::size_t place_of(int moe_layer) const {
-    return static_cast<std::size_t>(priced.standing_for(moe_layer) - priced.first);
+    return at(priced.standing_for(moe_layer) - priced.first);
   }
   const LayerOutcome& layer(int moe_layer) const { return layers_priced[place_of(moe_layer)]; }
   /// Returns the outcomes of all MoE layers.
@@ -227,9 +226,9 @@ struct StepSample {
 
 /// Counts a cost that nothing hides as time of a part, by what bound it and what it rests on.
 inline void charge(StepCost& step, Part part, const Cost& cost) {
-  const auto row = static_cast<std::size_t>(part);
-  step.parts[row][static_cast<std::size_t>(cost.bound)] += cost.time.count();
-  step.by_evidence[row][static_cast<std::size_t>(cost.evidence)] += cost.time.count();
+  const auto row = at(part);
+  step.parts[row][at(cost.bound)] += cost.time.count();
+  step.by_evidence[row][at(cost.evidence)] += cost.time.count();
 }
 
 /// Adds `scale` times the parts and grounds of a step or micro-batch to a sum.

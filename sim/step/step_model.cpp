@@ -259,11 +259,11 @@ Exchange StepModel::exchange(int moe_layer, const PhaseRule& rule, const LayerRo
 void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
                               LayerOutcome& outcome) const {
   const int ranks = spec_.plan.ep;
-  auto kernel = static_cast<std::size_t>(outcome.exchange.experts);
+  auto kernel = at(outcome.exchange.experts);
   if (!experts_[kernel]) {
     check(outcome.exchange.experts != ExpertKernel::mega_moe,
           "a dispatch needs a kernel that was not measured");
-    kernel = static_cast<std::size_t>(ExpertKernel::grouped_gemm);
+    kernel = at(ExpertKernel::grouped_gemm);
   }
   const GroupedGemm& experts = *experts_[kernel];
   ExpertCosts& costs = worker.expert_costs[kernel];
@@ -368,7 +368,7 @@ void explain_pipeline(const StepCost& step, int stages, std::vector<ExplainedOpe
       *sum /= stages;
     }
   }
-  const auto& pipeline = step.parts[static_cast<std::size_t>(Part::pipeline)];
+  const auto& pipeline = step.parts[at(Part::pipeline)];
   Cost rest{Seconds(std::accumulate(pipeline.begin(), pipeline.end(), 0.0)), Resource::latency, {}};
   rest.evidence = Evidence::extrapolated;
   Explainer(&rows).add("other_stages", Part::pipeline, rest);

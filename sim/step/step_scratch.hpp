@@ -23,9 +23,7 @@ class ExpertCosts {
   template <class Price>
   const Cost& of(const GroupedRows& rows, std::int64_t tokens, Price&& price) {
     if (entries_.empty()) entries_.resize(remembered);  // most kernels run in no step
-    Entry& entry =
-        entries_[static_cast<std::size_t>((rows.tokens * 31 + rows.padded) * 31 + rows.slots) %
-                 remembered];
+    Entry& entry = entries_[at((rows.tokens * 31 + rows.padded) * 31 + rows.slots) % remembered];
     if (entry.rows != rows || entry.tokens != tokens) entry = {rows, tokens, price(rows)};
     return entry.cost;
   }

@@ -23,7 +23,7 @@ Seconds TwoTermStep::of(const StepBatch& batch, std::ptrdiff_t up) const {
   }
   // Ranks that are down are the emptiest.
   std::ranges::sort(loads, std::greater{});
-  loads.resize(static_cast<std::size_t>(up));
+  loads.resize(at(up));
   return Seconds(two_term_step(a.count(), b.count(), loads)) + c;
 }
 

@@ -24,7 +24,7 @@ class PathShifter {
  public:
   PathShifter(const LayerPlacement& placement, MinExp::Workspace& workspace)
       : placement_(placement), s_(workspace), load_(workspace.active_on_gpu) {
-    const auto gpus = static_cast<std::size_t>(placement.gpus());
+    const auto gpus = at(placement.gpus());
     s_.first_on_gpu.assign(gpus, none);
     s_.next_on_gpu.resize(at(placement.experts()));
     s_.queue.resize(gpus);

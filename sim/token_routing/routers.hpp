@@ -22,7 +22,7 @@ inline Host least_active_host(std::span<const std::int32_t> gpus,
   // Load above place above GPU in one number. The least of two is found without a branch, which
   // cannot be predicted, and what it is need not be looked up. Most experts have one host or two.
   const auto key = [&](std::size_t i) {
-    const auto gpu = static_cast<std::size_t>(gpus[i]);
+    const auto gpu = at(gpus[i]);
     return static_cast<std::uint64_t>(active_on_gpu[gpu]) << 40 | i << 20 | gpu;
   };
   std::uint64_t least = std::min(key(0), key(gpus.size() > 1 ? 1 : 0));

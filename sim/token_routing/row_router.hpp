@@ -23,7 +23,7 @@ class RowRouter : public TokenRouter {
     }
     std::fill(choice.tokens_of_slot.begin(), choice.tokens_of_slot.end(), 0);
     for (const std::int32_t slot : choice.slot_of_selection) {
-      if (slot >= 0) ++choice.tokens_of_slot[static_cast<std::size_t>(slot)];
+      if (slot >= 0) ++choice.tokens_of_slot[at(slot)];
     }
   }
   bool needs_global_counts() const final { return false; }

@@ -21,13 +21,11 @@ class CopyPlan {
   /// The standing slots with tokens, in order of what they began with, most first; ties to the
   /// lowest.
   std::span<const std::int32_t> hottest_first() const { return hottest_first_; }
-  std::int32_t tokens(int slot) const { return tokens_of_slot_[static_cast<std::size_t>(slot)]; }
+  std::int32_t tokens(int slot) const { return tokens_of_slot_[at(slot)]; }
   /// Tokens that a slot began with.
-  std::int32_t first_tokens(int slot) const {
-    return first_tokens_[static_cast<std::size_t>(slot)];
-  }
+  std::int32_t first_tokens(int slot) const { return first_tokens_[at(slot)]; }
   /// The tokens of a GPU, copies counted.
-  std::int32_t load(int gpu) const { return load_[static_cast<std::size_t>(gpu)]; }
+  std::int32_t load(int gpu) const { return load_[at(gpu)]; }
   /// True if a GPU has room for one more copy, and no slot or copy of the expert.
   bool takes(int expert, int gpu) const;
   /// Brings a copy of a standing slot's expert to a GPU that takes it, for some of the slot's

@@ -12,7 +12,7 @@ namespace moesim {
 TokenFlow::TokenFlow(const LayerPlacement& placement, Workspace& workspace,
                      std::span<std::int32_t> tokens_of_slot)
     : placement_(placement), s_(workspace), x_(tokens_of_slot), load_(workspace.tokens_on_gpu) {
-  const auto gpus = static_cast<std::size_t>(placement.gpus());
+  const auto gpus = at(placement.gpus());
   s_.queue.resize(gpus);
   s_.reached_by.resize(gpus);
   s_.reached_from.resize(gpus);

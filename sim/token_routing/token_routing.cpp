@@ -8,32 +8,12 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-TokenRouterFactory make_even(ConfigReader&);
-TokenRouterFactory make_random_routing(ConfigReader&);
-std::span<const Key> random_routing_keys();
-TokenRouterFactory make_vllm(ConfigReader&);
-TokenRouterFactory make_vllm_legacy(ConfigReader&);
-TokenRouterFactory make_trtllm(ConfigReader&);
-TokenRouterFactory make_sglang_static(ConfigReader&);
-std::span<const Key> sglang_static_routing_keys();
-TokenRouterFactory make_static_primary(ConfigReader&);
-std::span<const Key> static_primary_routing_keys();
-TokenRouterFactory make_metro(ConfigReader&);
-std::span<const Key> metro_routing_keys();
-TokenRouterFactory make_optimal(ConfigReader&);
-TokenRouterFactory make_token_balanced(ConfigReader&);
-TokenRouterFactory make_lplb(ConfigReader&);
-std::span<const Key> lplb_routing_keys();
-TokenRouterFactory make_hybrid(ConfigReader&);
-std::span<const Key> hybrid_routing_keys();
-TokenRouterFactory make_tempo(ConfigReader&);
-std::span<const Key> tempo_routing_keys();
-TokenRouterFactory make_llep(ConfigReader&);
-std::span<const Key> llep_routing_keys();
-TokenRouterFactory make_quota(ConfigReader&);
-std::span<const Key> quota_routing_keys();
-TokenRouterFactory make_probe(ConfigReader&);
-std::span<const Key> probe_routing_keys();
+Registry<TokenRouterFactory>::Maker make_even, make_random_routing, make_vllm, make_vllm_legacy,
+    make_trtllm, make_sglang_static, make_static_primary, make_metro, make_optimal,
+    make_token_balanced, make_lplb, make_hybrid, make_tempo, make_llep, make_quota, make_probe;
+Keys random_routing_keys, sglang_static_routing_keys, static_primary_routing_keys,
+    metro_routing_keys, lplb_routing_keys, hybrid_routing_keys, tempo_routing_keys,
+    llep_routing_keys, quota_routing_keys, probe_routing_keys;
 
 namespace {
 
@@ -164,7 +144,7 @@ struct SlotSums {
 SlotSums sums_of(std::span<const std::int32_t> tokens_of_slot, int first, int end) {
   SlotSums sums;
   for (int slot = first; slot < end; ++slot) {
-    const std::int32_t tokens = tokens_of_slot[static_cast<std::size_t>(slot)];
+    const std::int32_t tokens = tokens_of_slot[at(slot)];
     sums.activated += tokens > 0 ? 1 : 0;
     sums.tokens += tokens;
   }
@@ -189,7 +169,7 @@ double RooflineTime::busiest(const LayerPlacement& placement,
   const SlotSums slices = slices_of(placement, tokens_of_slot);
   const double part = 1.0 / placement.gpus();
   double longest = 0;
-  for (std::size_t gpu = 0; gpu < static_cast<std::size_t>(placement.gpus()); ++gpu) {
+  for (std::size_t gpu = 0; gpu < at(placement.gpus()); ++gpu) {
     const SlotSums whole = whole_of(placement, tokens_of_slot, gpu);
     longest = std::max(longest, of(whole.activated + slices.activated * part,
                                    whole.tokens + slices.tokens * part));
@@ -199,7 +179,7 @@ double RooflineTime::busiest(const LayerPlacement& placement,
 
 void layer_load(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,
                 LayerLoad& load) {
-  const auto gpus = static_cast<std::size_t>(placement.gpus());
+  const auto gpus = at(placement.gpus());
   load.activated.resize(gpus);
   load.tokens.resize(gpus);
   for (std::size_t gpu = 0; gpu < gpus; ++gpu) {

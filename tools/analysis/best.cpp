@@ -130,8 +130,8 @@ BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
   if (result.over == seed_pointer)
     throw ConfigError("--best /seed: the luckiest seed is no choice; runs are averaged over seeds");
   if (std::ranges::find(varied, result.over) == varied.end()) {
-    throw ConfigError(fmt::format("--best {}: the sweep varies {}", result.over,
-                                  varied.empty() ? "nothing" : join_names(varied)));
+    throw ConfigError("--best {}: the sweep varies {}", result.over,
+                      varied.empty() ? "nothing" : join_names(varied));
   }
 
   std::map<Json, std::size_t> group_of;
@@ -162,7 +162,7 @@ BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
   const bool any = std::ranges::any_of(
       result.groups, [](const Alternatives& group) { return !group.values.empty(); });
   if (!any) {
-    throw ConfigError(fmt::format("--metric {}: no finished point has this number", result.metric));
+    throw ConfigError("--metric {}: no finished point has this number", result.metric);
   }
   for (Alternatives& group : result.groups) mark_best(group, result.metric, lower_is_better);
   return result;

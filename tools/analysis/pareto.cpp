@@ -61,22 +61,22 @@ std::string what_would_be_right(const Json& report, const std::string& pointer) 
 
 void check_pointer(const std::vector<const StoredPoint*>& points, const std::string& pointer) {
   if (!pointer.starts_with('/')) {
-    throw ConfigError(fmt::format(
-        "{}: expected a JSON pointer into the report, such as /metrics/median_tpot_ms", pointer));
+    throw ConfigError(
+        "{}: expected a JSON pointer into the report, such as /metrics/median_tpot_ms", pointer);
   }
   const bool found = std::ranges::any_of(
       points, [&](const StoredPoint* point) { return value_of(*point, pointer) != nullptr; });
   if (found) return;
-  throw ConfigError(fmt::format("{}: no report has it; {}", pointer,
-                                what_would_be_right(points.front()->report, pointer)));
+  throw ConfigError("{}: no report has it; {}", pointer,
+                    what_would_be_right(points.front()->report, pointer));
 }
 
 std::optional<double> number_at(const StoredPoint& point, const std::string& pointer) {
   const Json* value = value_of(point, pointer);
   if (value == nullptr || value->is_null()) return std::nullopt;
   if (!value->is_number()) {
-    throw ConfigError(fmt::format("{}: a number is expected, a report has {}", pointer,
-                                  value->is_structured() ? "an object or a list" : value->dump()));
+    throw ConfigError("{}: a number is expected, a report has {}", pointer,
+                      value->is_structured() ? "an object or a list" : value->dump());
   }
   return value->get<double>();
 }
@@ -203,8 +203,8 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
     if (point.status == PointStatus::done) done.push_back(&point);
   }
   if (done.empty()) {
-    throw ConfigError(fmt::format("the store has no finished point ({}); run its sweep again",
-                                  count_by_status(sweep.points)));
+    throw ConfigError("the store has no finished point ({}); run its sweep again",
+                      count_by_status(sweep.points));
   }
   check_pointer(done, axes.x);
   check_pointer(done, axes.y);

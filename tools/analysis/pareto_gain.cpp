@@ -124,8 +124,8 @@ ParetoGain pareto_gain(const StoredSweep& sweep, const ParetoAxes& axes,
   }
   if (result.groups.empty()) {
     throw ConfigError(
-        fmt::format("{} and {} have no group of --by in common, so there is no gain; group by less",
-                    result.baseline, result.candidate));
+        "{} and {} have no group of --by in common, so there is no gain; group by less",
+        result.baseline, result.candidate);
   }
   return result;
 }

@@ -45,9 +45,9 @@ void settle_metric(CompareOptions& options) {
   const auto row = std::ranges::find(metric_catalogue, options.metric, &Metric::name);
   if (row == metric_catalogue.end())
     throw ConfigError(
-        fmt::format("--metric {}: no metric has this name; give one of `moesim keys report` by its "
-                    "pointer, as /metrics/p99_ttft_ms",
-                    options.metric));
+        "--metric {}: no metric has this name; give one of `moesim keys report` by its "
+        "pointer, as /metrics/p99_ttft_ms",
+        options.metric);
   options.lower = options.lower || row->key().better == Better::less;
   options.metric = row->pointer;
 }
@@ -75,9 +75,8 @@ int run(const CompareOptions& options) {
   std::vector<Limit> limits;
   for (const std::string& text : options.fail_if) limits.push_back(parse_limit(text));
   if (options.baseline.empty() || options.candidate.empty())
-    throw ConfigError(
-        fmt::format("compare: give --baseline and --candidate, or --best; {} varies: {}",
-                    options.store, axes_text(Store::open(options.store))));
+    throw ConfigError("compare: give --baseline and --candidate, or --best; {} varies: {}",
+                      options.store, axes_text(Store::open(options.store)));
   const std::vector<Setting> baseline = parse_settings(options.baseline);
   const std::vector<Setting> candidate = parse_settings(options.candidate);
   std::vector<std::string> pointers;

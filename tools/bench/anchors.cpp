@@ -99,8 +99,8 @@ void require_ms(std::string_view place, std::string_view figure, double measured
                 double predicted) {
   constexpr double most = 50;  // no prediction of a system that runs is so far off
   if (measured > most * predicted || predicted > most * measured)
-    throw ConfigError(fmt::format("{}: {} is {:.4g}, and {:.4g} ms are predicted; ms are expected",
-                                  place, figure, measured, predicted));
+    throw ConfigError("{}: {} is {:.4g}, and {:.4g} ms are predicted; ms are expected", place,
+                      figure, measured, predicted);
 }
 
 std::map<std::string, Anchor> anchors_of(const std::vector<ValidatedPoint>& points) {
@@ -122,8 +122,7 @@ namespace {
 template <class... Values>
 [[noreturn]] void refuse(const MeasuredPoint& p, fmt::format_string<Values...> what,
                          Values&&... values) {
-  throw ConfigError(
-      fmt::format("{}: {}", p.place, fmt::format(what, std::forward<Values>(values)...)));
+  throw ConfigError("{}: {}", p.place, fmt::format(what, std::forward<Values>(values)...));
 }
 
 // "TPOT" or "TTFT", however it is spelled: "tpot", "median_ttft_ms"; "" for anything else.
@@ -226,7 +225,7 @@ std::string layout_of(const MeasuredPoint& p) {
 Anchor anchor_of_serving(const std::filesystem::path& file, const std::filesystem::path& root) {
   std::vector<MeasuredPoint> points;
   for (const MeasuredPoint& p : read_points(file)) points.push_back(stated(p, root));
-  if (points.empty()) throw ConfigError(fmt::format("{}: holds no measured run", file.string()));
+  if (points.empty()) throw ConfigError("{}: holds no measured run", file.string());
   spell_alike(points);
   const std::vector<ValidatedPoint> runs = validate(points, root);
   for (const ValidatedPoint& run : runs) {
@@ -266,7 +265,7 @@ std::vector<ValidatedPoint> with_anchors(const std::vector<ValidatedPoint>& poin
     Rng rng(1, "anchors " + deployment);
     std::vector<std::string> names(all.begin(), all.end());
     for (int i = 0; i < count; ++i) {
-      const std::size_t which = static_cast<std::size_t>(rng.below(names.size()));
+      const std::size_t which = at(rng.below(names.size()));
       chosen[deployment].insert(names[which]);
       names.erase(names.begin() + static_cast<std::ptrdiff_t>(which));
     }

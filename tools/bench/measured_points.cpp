@@ -61,16 +61,15 @@ class Row {
     const std::string field = text(name);
     const auto value = field.empty() ? std::optional(0.) : try_number<double>(field);
     if (!value || !(*value >= 0 && *value < 1e30))
-      throw ConfigError(
-          fmt::format("{}: {} \"{}\" is not a number of at least 0", place_, name, field));
+      throw ConfigError("{}: {} \"{}\" is not a number of at least 0", place_, name, field);
     return *value;
   }
   const std::string& place() const { return place_; }
   int count(std::string_view name) const {
     const double value = number(name);
-    if (value > 1e6) throw ConfigError(fmt::format("{}: {} {} is too large", place_, name, value));
+    if (value > 1e6) throw ConfigError("{}: {} {} is too large", place_, name, value);
     if (value != std::floor(value))
-      throw ConfigError(fmt::format("{}: {} {} is not a whole number", place_, name, value));
+      throw ConfigError("{}: {} {} is not a whole number", place_, name, value);
     return static_cast<int>(value);
   }
 
@@ -162,15 +161,14 @@ std::vector<MeasuredPoint> read_points(const std::filesystem::path& file) {
     if (columns.empty()) {
       for (const std::string& name : split(line))
         if (!columns.emplace(plain(name), columns.size()).second)
-          throw ConfigError(fmt::format("{}: column \"{}\" is there twice", place, name));
+          throw ConfigError("{}: column \"{}\" is there twice", place, name);
       apart = columns.contains("decode_num_workers");
       for (const char* needed : apart ? columns_apart : columns_of_points) {
         if (!columns.contains(needed))
-          throw ConfigError(
-              fmt::format("{}: no column \"{}\"; {}", place, needed,
-                          columns.size() == 1 && contains(line, ";")
-                              ? "fields are separated by semicolons, where commas are read"
-                              : "see hardware/README.md"));
+          throw ConfigError("{}: no column \"{}\"; {}", place, needed,
+                            columns.size() == 1 && contains(line, ";")
+                                ? "fields are separated by semicolons, where commas are read"
+                                : "see hardware/README.md");
       }
       return;
     }
@@ -180,8 +178,7 @@ std::vector<MeasuredPoint> read_points(const std::filesystem::path& file) {
     } else {
       points.push_back(to_point(row));
     }
-    if (points.back().value <= 0)
-      throw ConfigError(fmt::format("{}: the value must be more than 0", place));
+    if (points.back().value <= 0) throw ConfigError("{}: the value must be more than 0", place);
   });
   return points;
 }

@@ -39,7 +39,7 @@ Prediction in_us(Seconds time, Evidence evidence, std::string breakdown, double 
 }
 
 Prediction in_us(const Cost& cost) {
-  const auto name = resource_names[static_cast<std::size_t>(cost.bound)];
+  const auto name = resource_names[at(cost.bound)];
   return in_us(cost.time, cost.evidence,
                fmt::format("{}; {:.4g} GFLOP; {:.4g} MB", name, cost.work.flops.value() / 1e9,
                            cost.work.hbm.value() / 1e6),
@@ -211,7 +211,7 @@ ClusterSpec cluster_of(const MeasuredPoint& point, const GpuSpec& gpu,
 }
 
 Prediction in_us(const CollectiveCost& cost, int gpus) {
-  const auto name = resource_names[static_cast<std::size_t>(cost.bound)];
+  const auto name = resource_names[at(cost.bound)];
   return in_us(cost.time, cost.evidence,
                fmt::format("{}; NVLink {:.4g} MB; network {:.4g} MB", name,
                            cost.nvlink.value() / 1e6, cost.network.value() / 1e6),
@@ -257,12 +257,11 @@ BusiestRank eplb_load(const MeasuredPoint& point, const ExpertShape& shape, Draw
         rng);
     const ExpertLoad seen(tokens.begin(), tokens.end());
     const LayerPlacement placed = eplb->place(problem, LayerStatistics(seen), 0);
-    std::vector<BusiestRank> loads(static_cast<std::size_t>(ranks));
+    std::vector<BusiestRank> loads(at(ranks));
     for (int slot = 0; slot < placed.slots(); ++slot) {
       const int expert = placed.expert_of_slot(slot);
-      const double rows = tokens[static_cast<std::size_t>(expert)] /
-                          static_cast<double>(placed.slots_of(expert).size());
-      BusiestRank& load = loads[static_cast<std::size_t>(placed.gpu_of_slot(slot))];
+      const double rows = tokens[at(expert)] / static_cast<double>(placed.slots_of(expert).size());
+      BusiestRank& load = loads[at(placed.gpu_of_slot(slot))];
       load.rows += rows;
       load.active += std::min(1.0, rows);
     }

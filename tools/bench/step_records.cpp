@@ -33,16 +33,16 @@ double number_of(const Json& json, const char* key, double most, const std::stri
   const auto found = json.find(key);
   if (found == json.end() || !found->is_number() || !(found->get<double>() >= 0) ||
       found->get<double>() > most)
-    throw ConfigError(fmt::format("{}: \"{}\" is no number from 0 to {:g}", where, key, most));
+    throw ConfigError("{}: \"{}\" is no number from 0 to {:g}", where, key, most);
   return found->get<double>();
 }
 
 const Json& object_of(const Json& json, const char* key, const std::string& where) {
   const auto found = json.find(key);
   if (!json.is_object() || found == json.end() || !found->is_object()) {
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{}: has no object \"{}\"; a line of DYN_FPM_TRACE is expected, schema dynamo.fpm.trace.v1",
-        where, key));
+        where, key);
   }
   return *found;
 }
@@ -58,9 +58,9 @@ Record record_of(const Json& line, const std::string& where, int ranks) {
   const auto rank = std::llround(number_of(fpm, "dp_rank", most_sequences, where));
   if (rank >= ranks) {
     throw ConfigError(
-        fmt::format("{}: \"dp_rank\" is {}, but the experiment has {} of them; set /parallel/dp as "
-                    "it was measured",
-                    where, rank, ranks));
+        "{}: \"dp_rank\" is {}, but the experiment has {} of them; set /parallel/dp as "
+        "it was measured",
+        where, rank, ranks);
   }
   Record record{.rank = static_cast<int>(rank),
                 .ended_s = number_of(event, "observed_at_unix_ms", 1e15, where) / 1e3,
@@ -72,8 +72,8 @@ Record record_of(const Json& line, const std::string& where, int ranks) {
                 .decode_context = count("sum_decode_kv_tokens", most_tokens),
                 .where = where};
   if (record.prompt_tokens < record.prompts)
-    throw ConfigError(fmt::format("{}: has {} prompts, but {} tokens of prompts", where,
-                                  record.prompts, record.prompt_tokens));
+    throw ConfigError("{}: has {} prompts, but {} tokens of prompts", where, record.prompts,
+                      record.prompt_tokens);
   return record;
 }
 
@@ -182,7 +182,7 @@ StepComparison compare_steps(std::span<const RecordedStep> steps, const Deployme
   StepPricer pricer(deployment);
   for (const RecordedStep& step : steps) {
     const double predicted = pricer.price(step.ranks).total.count();
-    Seen& of = seen[static_cast<std::size_t>(pricer.kind())];
+    Seen& of = seen[at(pricer.kind())];
     of.measured.push_back(step.seconds * 1e3);
     of.predicted.push_back(predicted * 1e3);
     of.errors.push_back(predicted / step.seconds - 1);

@@ -47,10 +47,9 @@ OrderedJson to_json(const BenchComparison& comparison) {
 std::string to_text(const StepComparison& comparison) {
   Table table({"holds", "steps", "measured ms", "predicted ms", "bias", "error", "in 1 of 10"});
   for (const StepErrors& of : comparison.kinds)
-    table.add({std::string(step_kind_names[static_cast<std::size_t>(of.kind)]),
-               fmt::format("{}", of.steps), fmt::format("{:.4g}", of.measured_ms),
-               fmt::format("{:.4g}", of.predicted_ms), fmt::format("{:+.1f} %", 100 * of.bias),
-               fmt::format("{:.1f} %", 100 * of.error),
+    table.add({std::string(step_kind_names[at(of.kind)]), fmt::format("{}", of.steps),
+               fmt::format("{:.4g}", of.measured_ms), fmt::format("{:.4g}", of.predicted_ms),
+               fmt::format("{:+.1f} %", 100 * of.bias), fmt::format("{:.1f} %", 100 * of.error),
                fmt::format("{:.1f} %", 100 * of.error_p90)});
   return table.text();
 }
@@ -58,13 +57,12 @@ std::string to_text(const StepComparison& comparison) {
 OrderedJson to_json(const StepComparison& comparison) {
   OrderedJson json;
   for (const StepErrors& of : comparison.kinds) {
-    json[step_kind_names[static_cast<std::size_t>(of.kind)]] = {
-        {"steps", of.steps},
-        {"measured_ms", of.measured_ms},
-        {"predicted_ms", of.predicted_ms},
-        {"bias_pct", 100 * of.bias},
-        {"error_pct", 100 * of.error},
-        {"error_p90_pct", 100 * of.error_p90}};
+    json[step_kind_names[at(of.kind)]] = {{"steps", of.steps},
+                                          {"measured_ms", of.measured_ms},
+                                          {"predicted_ms", of.predicted_ms},
+                                          {"bias_pct", 100 * of.bias},
+                                          {"error_pct", 100 * of.error},
+                                          {"error_p90_pct", 100 * of.error_p90}};
   }
   return json;
 }

@@ -3,8 +3,6 @@
 
 #include <string>
 
-#include <fmt/format.h>
-
 #include "hardware/config.hpp"
 
 namespace moesim {
@@ -18,10 +16,9 @@ inline std::string duration_of(const std::string& option, std::string text) {
   try {
     seconds = parse_quantity<Seconds>(text).count();
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", option, error.what()));
+    throw ConfigError("{}: {}", option, error.what());
   }
-  if (seconds <= 0)
-    throw ConfigError(fmt::format("{}: {} is out of range; expected more than 0", option, text));
+  if (seconds <= 0) throw ConfigError("{}: {} is out of range; expected more than 0", option, text);
   return text;
 }
 

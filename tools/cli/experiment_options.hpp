@@ -25,9 +25,9 @@ inline void refuse_change_beside_pools(const Json& config, const std::string& ch
   const std::string key = pointer.substr(1, pointer.find('/', 1) - 1);
   if (!both_pools_have(config, key)) return;
   throw ConfigError(
-      fmt::format("--set {0}: has no effect, because both pools have their own \"{1}\"; set "
-                  "/pools/prefill{0} or /pools/decode{0}",
-                  pointer, key));
+      "--set {0}: has no effect, because both pools have their own \"{1}\"; set "
+      "/pools/prefill{0} or /pools/decode{0}",
+      pointer, key);
 }
 
 /// The options of every verb that reads one experiment: CONFIG, --set, --seed, --deployment.
@@ -43,8 +43,8 @@ struct ExperimentOptions {
     add_to(command);
     CLI::Option* file = command.get_option("CONFIG")->required(false);
     serving.add_to(command);
-    for (const char* named : {"--model", "--gpu", "--cluster", "--concurrency", "--rate"})
-      file->excludes(command.get_option(named));
+    for (CLI::Option* instead : command.get_options())
+      if (instead->get_group() == "Instead of CONFIG") file->excludes(instead);
   }
 
   void add_to(CLI::App& command) {
@@ -91,7 +91,7 @@ struct ExperimentOptions {
   void refuse_model_folder() const {
     std::error_code none;
     if (std::filesystem::is_regular_file(std::filesystem::path(config) / "config.json", none))
-      throw ConfigError(fmt::format("{}: {}", config, not_an_experiment()));
+      throw ConfigError("{}: {}", config, not_an_experiment());
   }
 };
 

@@ -32,7 +32,7 @@ class TemporaryText {
   explicit TemporaryText(const std::string& text) {
     std::string name = (fs::temp_directory_path() / "moesim-plot-XXXXXX").string();
     const int descriptor = ::mkstemp(name.data());
-    if (descriptor < 0) throw ConfigError(fmt::format("{}: cannot be written", name));
+    if (descriptor < 0) throw ConfigError("{}: cannot be written", name);
     ::close(descriptor);
     path_ = name;
     std::ofstream(path_) << text;
@@ -82,8 +82,7 @@ std::string plot_terminal(const fs::path& file, int columns, int lines) {
   if (ending == ".pdf")
     return fmt::format("pdfcairo size {:.0f}cm,{:.0f}cm font 'DejaVu Sans,10'", wide * 16,
                        high * 10);
-  throw ConfigError(
-      fmt::format("{}: expected a name that ends in .svg, .png or .pdf", file.string()));
+  throw ConfigError("{}: expected a name that ends in .svg, .png or .pdf", file.string());
 }
 
 std::string run_gnuplot(const std::string& script, const std::string& data,

@@ -22,8 +22,8 @@ namespace moesim {
 namespace {
 
 [[noreturn]] void cannot_write(const std::filesystem::path& file, std::string_view why) {
-  throw ConfigError(fmt::format("{}: cannot be written ({}); name a file in a writable folder",
-                                file.string(), why));
+  throw ConfigError("{}: cannot be written ({}); name a file in a writable folder", file.string(),
+                    why);
 }
 
 // Target of a link: renaming onto the link would replace it.
@@ -106,8 +106,8 @@ void require_writable(const std::filesystem::path& file) {
   if (file.empty()) return;
   require_writable_folder(file);  // first: reading what is no regular file may never end
   if (is_store(file))
-    throw ConfigError(fmt::format(
-        "{}: is a store of results, which would be lost; name another file", file.string()));
+    throw ConfigError("{}: is a store of results, which would be lost; name another file",
+                      file.string());
 }
 
 void require_writable_folder(const std::filesystem::path& file) {
@@ -134,8 +134,8 @@ void require_different(std::initializer_list<NamedFile> files) {
   for (auto one = files.begin(); one != files.end(); ++one) {
     for (auto other = files.begin(); other != one; ++other) {
       if (one->file.empty() || !same(one->file, other->file)) continue;
-      throw ConfigError(fmt::format("{} and {} name one file, {}; name two", other->argument,
-                                    one->argument, one->file));
+      throw ConfigError("{} and {} name one file, {}; name two", other->argument, one->argument,
+                        one->file);
     }
   }
 }
@@ -158,8 +158,8 @@ void require_stem(const std::filesystem::path& name) {
   std::error_code error;
   const auto status = std::filesystem::status(name, error);
   if (!name.has_filename())
-    throw ConfigError(fmt::format("{}: is a folder; name the files in it, e.g. {}", name.string(),
-                                  (name / "plan").string()));
+    throw ConfigError("{}: is a folder; name the files in it, e.g. {}", name.string(),
+                      (name / "plan").string());
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     cannot_write(name, "not a regular file");
 }

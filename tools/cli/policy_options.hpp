@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
 
 #include "hardware/config.hpp"
 #include "hardware/parse_json.hpp"
@@ -27,7 +26,7 @@ inline ConfigNode policy_node(const std::string& word, const std::string& flag) 
     const std::string option = word.substr(first + 1, end - first - 1);
     const auto equals = option.find('=');
     if (equals == 0 || equals == std::string::npos) {
-      throw ConfigError(fmt::format("{} {}: expected name:key=value", flag, word));
+      throw ConfigError("{} {}: expected name:key=value", flag, word);
     }
     policy[option.substr(0, equals)] = json_or_text(option.substr(equals + 1));
     first = end;
@@ -51,7 +50,7 @@ struct PolicyOptions {
     for (const std::string& option : options) {
       const auto equals = option.find('=');
       if (equals == 0 || equals == std::string::npos) {
-        throw ConfigError(fmt::format("--option {}: expected key=value", option));
+        throw ConfigError("--option {}: expected key=value", option);
       }
       policy[option.substr(0, equals)] = json_or_text(option.substr(equals + 1));
     }

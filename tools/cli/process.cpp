@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,16 +31,15 @@ std::string run_program(const std::vector<std::string>& command, std::string_vie
   std::string text;
   std::array<char, 4096> buffer{};
   for (ssize_t n = 0; error == 0 && (n = ::read(ends[0], buffer.data(), buffer.size())) > 0;)
-    text.append(buffer.data(), static_cast<std::size_t>(n));
+    text.append(buffer.data(), at(n));
   ::close(ends[0]);
   if (error != 0) {
-    throw ConfigError(
-        fmt::format("{} cannot be run ({}); {}", command.front(), std::strerror(error), advice));
+    throw ConfigError("{} cannot be run ({}); {}", command.front(), std::strerror(error), advice);
   }
   int status = 0;
   ::waitpid(child, &status, 0);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    throw ConfigError(fmt::format("{} failed; its messages are above", command.front()));
+    throw ConfigError("{} failed; its messages are above", command.front());
   }
   return text;
 }

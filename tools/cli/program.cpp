@@ -91,10 +91,10 @@ void refuse_unknown_verb(const Program& program, std::string_view word) {
   std::error_code none;
   const std::string_view nearest = nearest_name(word, names);
   if (std::filesystem::exists(word, none))
-    throw ConfigError(fmt::format("{} is a file; to simulate it: moesim run {}", word, word));
-  throw ConfigError(fmt::format("there is no verb \"{}\"; {}", word,
-                                nearest.empty() ? fmt::format("one of: {}", join_names(names))
-                                                : fmt::format("did you mean \"{}\"?", nearest)));
+    throw ConfigError("{} is a file; to simulate it: moesim run {}", word, word);
+  throw ConfigError("there is no verb \"{}\"; {}", word,
+                    nearest.empty() ? fmt::format("one of: {}", join_names(names))
+                                    : fmt::format("did you mean \"{}\"?", nearest));
 }
 
 // A change of the config that follows another one: --set /a=1 /b=2. A change in two words: --set
@@ -103,14 +103,13 @@ void refuse_change_without_set(int argc, char** argv) {
   for (int i = 2; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (argv[i - 1] == std::string_view("--set") && word.find('=') == word.npos) {
-      throw ConfigError(fmt::format(
-          "--set {}: expected /pointer=value in one word, e.g. /placement/replication=1.25", word));
+      throw ConfigError(
+          "--set {}: expected /pointer=value in one word, e.g. /placement/replication=1.25", word);
     }
     if (!word.starts_with('/') || word.find('=') == word.npos ||
         argv[i - 1] == std::string_view("--set"))
       continue;
-    throw ConfigError(
-        fmt::format("--set takes one change; write --set again before the next: --set {}", word));
+    throw ConfigError("--set takes one change; write --set again before the next: --set {}", word);
   }
 }
 
@@ -126,8 +125,8 @@ void refuse_unknown_option(const Program& program, const CLI::App& command, int 
     if (std::ranges::find(names, name) != names.end()) continue;
     const std::string_view nearest = nearest_name(name, names);
     if (nearest.empty()) continue;
-    throw ConfigError(fmt::format("{} {} has no --{}; did you mean --{}?", program.name,
-                                  command.get_name(), name, nearest));
+    throw ConfigError("{} {} has no --{}; did you mean --{}?", program.name, command.get_name(),
+                      name, nearest);
   }
 }
 
@@ -186,7 +185,7 @@ int run_verb(const Program& program, std::vector<char*> words) {
     for (const CLI::App* command : app.get_subcommands())
       refuse_unknown_option(program, *command, argc, argv);
     const std::string verb = first.starts_with('-') ? "" : fmt::format(" {}", first);
-    throw ConfigError(fmt::format("{} (see {}{} --help)", error.what(), program.name, verb));
+    throw ConfigError("{} (see {}{} --help)", error.what(), program.name, verb);
   }
   try {
     return action();

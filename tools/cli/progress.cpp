@@ -8,6 +8,8 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
@@ -56,9 +58,8 @@ void ProgressBar::update(std::int64_t done, std::int64_t total) {
   }
   std::string bar;
   if (total > 0) {
-    const auto full = static_cast<std::size_t>(bar_width * done / total);
-    bar = fmt::format("[{}{}] ", std::string(full, '#'),
-                      std::string(static_cast<std::size_t>(bar_width) - full, '.'));
+    const auto full = at(bar_width * done / total);
+    bar = fmt::format("[{}{}] ", std::string(full, '#'), std::string(at(bar_width) - full, '.'));
   } else {
     state += fmt::format(", {} taken", duration_text(elapsed));
   }

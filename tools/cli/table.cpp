@@ -24,12 +24,12 @@ bool numeric(const std::string& cell) {
   char* end = nullptr;
   std::strtod(cell.c_str(), &end);
   // "1.5x" and "+3.1 %" are numbers to a reader.
-  return end != cell.c_str() && cell.size() - static_cast<std::size_t>(end - cell.c_str()) <= 2;
+  return end != cell.c_str() && cell.size() - at(end - cell.c_str()) <= 2;
 }
 
 // Columns, not bytes: UTF-8 continuation bytes take none.
 std::size_t width(const std::string& cell) {
-  return static_cast<std::size_t>(std::ranges::count_if(
+  return at(std::ranges::count_if(
       cell, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
@@ -168,7 +168,7 @@ std::string Table::block(const std::vector<std::size_t>& columns,
 std::optional<std::size_t> output_columns() {
   if (const char* said = std::getenv("COLUMNS"); said != nullptr) {
     const long columns = std::strtol(said, nullptr, 10);
-    if (columns > 0) return static_cast<std::size_t>(columns);
+    if (columns > 0) return at(columns);
   }
   winsize size{};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;

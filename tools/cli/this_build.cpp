@@ -19,7 +19,7 @@ std::string this_build() {
   std::uint64_t hash = fnv1a({});
   while (program) {
     program.read(bytes.data(), std::ssize(bytes));
-    hash = fnv1a(std::string_view(bytes.data(), static_cast<std::size_t>(program.gcount())), hash);
+    hash = fnv1a(std::string_view(bytes.data(), at(program.gcount())), hash);
   }
   return fmt::format("{} ({:016x})", MOESIM_VERSION, hash);
 }

@@ -13,32 +13,18 @@ namespace moesim {
 using Action = std::function<int()>;
 inline constexpr int exit_limit_not_met = 3;
 
-/// A verb of the command line. `setup` adds its options to its subcommand; the action reads what
-/// they hold.
+/// Adds the options of a verb to its subcommand; the action reads what they hold.
+using Setup = Action(CLI::App& command);
+/// A verb of the command line.
 struct Verb {
   std::string_view name;
   std::string_view summary;
-  Action (*setup)(CLI::App& command);
+  Setup* setup;
 };
 
 // The verbs of moesim. One file each: verb_NAME.cpp.
-Action setup_run(CLI::App&);
-Action setup_plan(CLI::App&);
-Action setup_sweep(CLI::App&);
-Action setup_pareto(CLI::App&);
-Action setup_compare(CLI::App&);
-Action setup_report(CLI::App&);
-Action setup_tune(CLI::App&);
-Action setup_replay(CLI::App&);
-Action setup_bench(CLI::App&);
-Action setup_place(CLI::App&);
-Action setup_explain(CLI::App&);
-Action setup_price(CLI::App&);
-Action setup_what_if(CLI::App&);
-Action setup_trace(CLI::App&);
-Action setup_list(CLI::App&);
-Action setup_keys(CLI::App&);
-Action setup_check(CLI::App&);
-Action setup_completion(CLI::App&);
+Setup setup_run, setup_plan, setup_sweep, setup_pareto, setup_compare, setup_report, setup_tune,
+    setup_replay, setup_bench, setup_place, setup_explain, setup_price, setup_what_if, setup_trace,
+    setup_list, setup_keys, setup_check, setup_completion;
 
 }  // namespace moesim

@@ -225,10 +225,9 @@ std::string search(const PolicyRows& policies, std::string_view word) {
     for (const PolicyRow& row : rows) names.push_back(row.name);
   }
   const std::string_view nearest = nearest_name(wanted, names);
-  throw ConfigError(fmt::format("keys: \"{}\" is in no name and no text of a key or policy; {}",
-                                wanted,
-                                nearest.empty() ? "moesim keys --all prints all"
-                                                : fmt::format("did you mean \"{}\"?", nearest)));
+  throw ConfigError("keys: \"{}\" is in no name and no text of a key or policy; {}", wanted,
+                    nearest.empty() ? "moesim keys --all prints all"
+                                    : fmt::format("did you mean \"{}\"?", nearest));
 }
 
 }  // namespace

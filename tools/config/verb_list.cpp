@@ -140,8 +140,7 @@ Action setup_list(CLI::App& command) {
     for (const Kind& kind : kinds) names.push_back(kind.name);
     require_writable(options->csv);
     if (!wanted.empty() && std::ranges::find(names, wanted) == names.end()) {
-      throw ConfigError(
-          fmt::format("list: there is no kind \"{}\"; one of: {}", wanted, join_names(names)));
+      throw ConfigError("list: there is no kind \"{}\"; one of: {}", wanted, join_names(names));
     }
     std::string text;
     OrderedJson rows = OrderedJson::array();

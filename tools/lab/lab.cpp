@@ -5,11 +5,7 @@
 
 namespace moesim {
 
-Action setup_validate(CLI::App&);
-Action setup_calibrate(CLI::App&);
-Action setup_reproduce(CLI::App&);
-Action setup_study(CLI::App&);
-Action setup_sensitivity(CLI::App&);
+Setup setup_validate, setup_calibrate, setup_reproduce, setup_study, setup_sensitivity;
 
 namespace {
 

@@ -73,7 +73,7 @@ std::string anchored_text(const Asked& asked, const SloRun& first) {
 std::shared_ptr<const std::filesystem::path> temporary_folder() {
   std::string name = (std::filesystem::temp_directory_path() / "moesim-plan-XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr)
-    throw ConfigError(fmt::format("{}: cannot be created; set TMPDIR to a folder", name));
+    throw ConfigError("{}: cannot be created; set TMPDIR to a folder", name);
   return {new std::filesystem::path(name), [](const std::filesystem::path* folder) {
             std::error_code ignored;
             std::filesystem::remove_all(*folder, ignored);

@@ -19,8 +19,8 @@ int lost_gpu_of(const std::string& option) {
   const auto gpu =
       option.starts_with(key) ? try_number<int>(option.substr(key.size())) : std::nullopt;
   if (!gpu || *gpu < 0)
-    throw ConfigError(fmt::format(
-        "--fail {}: expected gpu=N, a GPU of the first group that decodes, e.g. gpu=1", option));
+    throw ConfigError(
+        "--fail {}: expected gpu=N, a GPU of the first group that decodes, e.g. gpu=1", option);
   return *gpu;
 }
 

@@ -52,7 +52,7 @@ StoredSweep runs_of(const PlanPage& page) {
       point.status = PointStatus::done;
     }
     if (point.status != PointStatus::done) continue;
-    const auto number = static_cast<std::size_t>(place - places.begin());
+    const auto number = at(place - places.begin());
     const double load = load_of(point.config);
     point.report[Json::json_pointer(load_pointer)] = load;
     point.config[Json::json_pointer(load_setting)] = load;

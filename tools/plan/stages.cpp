@@ -29,7 +29,7 @@ std::size_t runs_in(const std::filesystem::path& store) {
   if (std::filesystem::file_size(store, none) == 0 || none) return 0;
   const auto rows = Store::open(store).rows();
   // Of runs that were given up the store keeps that they missed.
-  return static_cast<std::size_t>(std::ranges::count_if(rows, [](const StoreRow& row) {
+  return at(std::ranges::count_if(rows, [](const StoreRow& row) {
     return row.status != PointStatus::pending || !row.report.empty();
   }));
 }

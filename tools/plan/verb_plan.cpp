@@ -64,8 +64,8 @@ ServingQuestion read_question(const PlanOptions& options) {
     question.prefix = static_cast<int>(std::lround(options.prefix_hit * question.prompt));
   if (!options.prefix.empty()) question.prefix = tokens_of_option("--prefix", options.prefix);
   if (question.prefix >= question.prompt && question.prefix > 0) {
-    throw ConfigError(fmt::format("--prefix: {} tokens leave none of a prompt of {} to compute",
-                                  question.prefix, question.prompt));
+    throw ConfigError("--prefix: {} tokens leave none of a prompt of {} to compute",
+                      question.prefix, question.prompt);
   }
   if (!question.trace.empty()) question.trace = std::filesystem::absolute(question.trace).string();
   if (!question.ttft.empty()) question.ttft = duration_of("--ttft", question.ttft);
@@ -80,8 +80,6 @@ ServingQuestion read_question(const PlanOptions& options) {
     throw ConfigError("needs --gpu NAME --gpus N, or --cluster (moesim list gpus, clusters)");
   if (!options.gpu.empty() && !options.cluster.empty())
     throw ConfigError("--gpu, --cluster: give one of them, not both");
-  if (!options.cluster.empty() && options.gpus.size() > 1)
-    throw ConfigError("--gpus: a cluster has its number of GPUs; give --gpu NAME instead");
   return question;
 }
 
@@ -143,9 +141,9 @@ Asked ask(const PlanOptions& options, ServingQuestion question, const Gpus& gpus
   if (options.price > 0) gpu.price = Price{options.price, "--price"};
   if (ranks_by_energy(options) && !gpu.power)
     throw ConfigError(
-        fmt::format("--by energy: the draw of {} is not known; the GPU's file has no \"power\" "
-                    "(moesim-lab calibrate --power)",
-                    gpu.name));
+        "--by energy: the draw of {} is not known; the GPU's file has no \"power\" "
+        "(moesim-lab calibrate --power)",
+        gpu.name);
   if (!asked.keeps()) return asked;
   require_stem(asked.output);
   for (const char* ending : {".json", ".html"}) require_writable(asked.output + ending);
@@ -416,8 +414,10 @@ void add_hardware(CLI::App& command, PlanOptions& options) {
   option(command, "--gpus", options.gpus,
          "number of GPUs; several numbers: a plan for each, and how it scales", comma_separated,
          CLI::Range(1, 1024), default_shown);
-  command.add_option("--cluster", options.cluster,
-                     "instead of --gpu and --gpus: a file, or a name of moesim list clusters");
+  command
+      .add_option("--cluster", options.cluster,
+                  "instead of --gpu and --gpus: a file, or a name of moesim list clusters")
+      ->excludes("--gpus");
 }
 
 // Adds options of what users send, and of their limits.

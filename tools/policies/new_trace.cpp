@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/policies/new_trace.hpp"
 
-#include <fmt/format.h>
-
 #include "hardware/config.hpp"
 #include "tools/cli/output.hpp"
 
@@ -11,7 +9,7 @@ namespace moesim {
 void check_new_directory(const std::filesystem::path& directory) {
   std::error_code nowhere;
   if (std::filesystem::is_empty(directory, nowhere) || nowhere) return;
-  throw ConfigError(fmt::format("{}: exists already; name a new directory", directory.string()));
+  throw ConfigError("{}: exists already; name a new directory", directory.string());
 }
 
 void write_new_trace(const RoutingTrace& trace, const std::filesystem::path& directory) {

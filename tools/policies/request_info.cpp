@@ -70,7 +70,7 @@ class UnnamedSession {
   std::shared_ptr<const PromptIds> next(const NextTurn& turn, std::uint64_t& fresh) {
     const std::int64_t kept = std::min(turn.kept, prompt_tokens_) / block_tokens_;
     prompt_tokens_ = turn.prompt_tokens;
-    ids_.resize(static_cast<std::size_t>(kept));
+    ids_.resize(at(kept));
     while (std::ssize(ids_) * block_tokens_ < prompt_tokens_) ids_.push_back(fresh++);
     return std::make_shared<const PromptIds>(ids_of_blocks(prompt_tokens_, block_tokens_, ids_));
   }

@@ -40,8 +40,7 @@ Info look_at(const std::string& directory, std::uint64_t seed) {
   recorded.check_ids();
   const RoutingTrace trace = recorded.without_loops();
   if (trace.requests().empty())
-    throw ConfigError(
-        fmt::format("{}: every request fell into a loop (has_repetition)", directory));
+    throw ConfigError("{}: every request fell into a loop (has_repetition)", directory);
   Info info{trace,
             recorded.loops_remark("left out"),
             popularity_skew(trace.expert_counts(), trace.num_experts()),

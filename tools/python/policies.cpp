@@ -73,7 +73,7 @@ auto call(const std::string& place, Body&& body) {
 }
 
 [[noreturn]] void refuse(const std::string& place, const std::string& what) {
-  throw ConfigError(fmt::format("{}: {}", place, what));
+  throw ConfigError("{}: {}", place, what);
 }
 
 template <class T, class Values>
@@ -109,7 +109,7 @@ std::vector<std::int64_t> whole_numbers(const py::object& answer, std::size_t ex
                               py::str(py::type::of(answer).attr("__name__")).cast<std::string>(),
                               expected, of));
   }
-  if (static_cast<std::size_t>(array.size()) != expected)
+  if (at(array.size()) != expected)
     refuse(place, fmt::format("returned {} numbers; expected {}, {}", array.size(), expected, of));
   if (array.dtype().kind() != 'i' && array.dtype().kind() != 'u')
     refuse(place, fmt::format("returned numbers of type {}; expected whole numbers, {}",
@@ -210,8 +210,8 @@ Class read_class(ConfigReader& reader, std::string_view kind,
   });
   const py::object one = read.make();
   if (std::ranges::none_of(methods, [&](const char* name) { return py::hasattr(one, name); }))
-    type.fail(fmt::format("{} is no {}: the class has no method {}", read.name, kind,
-                          fmt::join(methods, " or ")));
+    type.fail("{} is no {}: the class has no method {}", read.name, kind,
+              fmt::join(methods, " or "));
   return read;
 }
 

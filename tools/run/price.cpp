@@ -203,7 +203,7 @@ void answer_lines(int descriptor, const std::function<std::string(std::string_vi
   while (wait_for(descriptor)) {
     const ssize_t size = ::read(descriptor, piece.data(), piece.size());
     if (size < 0 && errno == EINTR) continue;
-    if (size > 0) lines.append(piece.data(), static_cast<std::size_t>(size));
+    if (size > 0) lines.append(piece.data(), at(size));
     if (size <= 0 && !lines.empty() && lines.back() != '\n') lines += '\n';
     std::size_t begin = 0;
     for (std::size_t end; (end = lines.find('\n', begin)) != lines.npos; begin = end + 1) {
@@ -227,7 +227,7 @@ bool send_all(int descriptor, std::string_view text) {
     const ssize_t sent = ::send(descriptor, text.data(), text.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent <= 0) return false;
-    text.remove_prefix(static_cast<std::size_t>(sent));
+    text.remove_prefix(at(sent));
   }
   return true;
 }
@@ -236,9 +236,8 @@ sockaddr_un address_of(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) {
-    throw ConfigError(
-        fmt::format("--socket {}: the path has {} characters; a socket's has at most {}", path,
-                    path.size(), sizeof address.sun_path - 1));
+    throw ConfigError("--socket {}: the path has {} characters; a socket's has at most {}", path,
+                      path.size(), sizeof address.sun_path - 1);
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   return address;
@@ -252,9 +251,8 @@ void serve_prices(const Deployment& deployment, const std::string& path) {
   const Descriptor listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (::bind(listener.number(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listener.number(), SOMAXCONN) != 0) {
-    throw ConfigError(
-        fmt::format("--socket {}: {}; name a path that does not exist, in a folder that does", path,
-                    std::strerror(errno)));
+    throw ConfigError("--socket {}: {}; name a path that does not exist, in a folder that does",
+                      path, std::strerror(errno));
   }
   spdlog::info("{}: a batch a line, an answer a line; Ctrl-C ends", path);
   while (wait_for(listener.number())) {

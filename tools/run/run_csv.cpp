@@ -62,10 +62,9 @@ void StepsCsv::step_ended(const StepRecord& record, Time now) {
   const StepCost& cost = record.cost;
   std::string line =
       fmt::format("{},{:.9f},{},{},{},{},{},{},{},{}", steps_++, to_seconds(step.start).count(),
-                  ms(to_seconds(now - step.start).count()),
-                  step_kind_names[static_cast<std::size_t>(step.kind)],
-                  step_kind_names[static_cast<std::size_t>(step.rule)], step.prefill_tokens,
-                  step.decode_tokens, step.dummy_ranks, step.kv_blocks_used, step.preemptions);
+                  ms(to_seconds(now - step.start).count()), step_kind_names[at(step.kind)],
+                  step_kind_names[at(step.rule)], step.prefill_tokens, step.decode_tokens,
+                  step.dummy_ranks, step.kv_blocks_used, step.preemptions);
   for (const auto& part : cost.parts)
     fmt::format_to(std::back_inserter(line), ",{}",
                    ms(std::accumulate(part.begin(), part.end(), 0.0)));
@@ -105,8 +104,7 @@ std::string requests_csv(const std::vector<RequestRecord>& requests,
     };
     csv += fmt::format(
         "{},{:.9f},{},{},{},{},{},{},{},{},{},{},{},{},{}", i, to_seconds(r.arrival).count(),
-        r.instance, r.rank,
-        too_long ? "rejected: exceeds_max_model_len" : states[static_cast<std::size_t>(r.state)],
+        r.instance, r.rank, too_long ? "rejected: exceeds_max_model_len" : states[at(r.state)],
         r.prompt_tokens, r.output_tokens, r.generated, length(r.arrival, r.first_token, 1),
         length(r.first_token, r.last_token, r.output_tokens - 1),
         length(r.arrival, r.last_token, 1), r.preemptions, r.cached_tokens,

@@ -83,7 +83,7 @@ std::optional<HeldUp> held_up(const ExplainedStep& step, const Deployment& e) {
   for (std::size_t l = 0; l < layers.size(); ++l) {
     const LayerOutcome& layer = layers[l];
     const auto last = std::ranges::max_element(layer.experts, {}, &Cost::time);
-    const auto rank = static_cast<std::size_t>(last - layer.experts.begin());
+    const auto rank = at(last - layer.experts.begin());
     ++last_in[rank];
     const auto mean = [&](const auto& of_rank) {
       return std::accumulate(of_rank.begin(), of_rank.end(), 0.0) / static_cast<double>(ranks);
@@ -101,7 +101,7 @@ std::optional<HeldUp> held_up(const ExplainedStep& step, const Deployment& e) {
     held.mean_tokens = mean(layer.load.tokens) + layer.load.sliced_tokens;
   }
   const auto most = std::ranges::max_element(last_in);
-  held.rank = static_cast<std::size_t>(most - last_in.begin());
+  held.rank = at(most - last_in.begin());
   held.last_in = *most;
   return held;
 }

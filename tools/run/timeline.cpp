@@ -212,7 +212,7 @@ std::string Timeline::of_group(std::string_view what, std::size_t group) const {
 
 void Timeline::step_ended(const StepRecord& record, Time now) {
   const StepSummary& step = record.step;
-  const auto group = static_cast<std::size_t>(record.instance);
+  const auto group = at(record.instance);
   const bool unfold = ++steps_ == unfolded_;
   const Lane steps = steps_lane_of(record.instance);
   span(step_kind_names[at(step.kind)], steps, step.start, now,
@@ -277,7 +277,7 @@ void Timeline::add_alarm(Time start, const StepCost& cost, std::size_t group) {
   }
   if (hot_layers == 0) return;
   const auto& tokens = cost.layers[worst].load.tokens;
-  const auto rank = static_cast<std::size_t>(std::ranges::max_element(tokens) - tokens.begin());
+  const auto rank = at(std::ranges::max_element(tokens) - tokens.begin());
   const auto hot = std::ranges::find_if(gpus_[group], [&](const Gpu& gpu) {
     return gpu.rank == rank && std::ranges::find(gpu.layers, worst) != gpu.layers.end();
   });

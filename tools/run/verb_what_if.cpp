@@ -37,9 +37,9 @@ struct WhatIfOptions {
 Json outage_of(const std::string& option) {
   const auto refuse = [&](std::string_view what) {
     throw ConfigError(
-        fmt::format("--fail {}: {}; expected e.g. gpu=1,at=60s,for=30s, also instance=N or node=N; "
-                    "without \"for\" what stopped stays away",
-                    option, what));
+        "--fail {}: {}; expected e.g. gpu=1,at=60s,for=30s, also instance=N or node=N; "
+        "without \"for\" what stopped stays away",
+        option, what);
   };
   Json event;
   std::istringstream parts(option);
@@ -156,9 +156,9 @@ ConfigNode changed(const ConfigNode& base, const Deployment& e, const WhatIfOpti
     refuse_change_beside_pools(config, change);
   if (config == base.json()) {
     if (!options.ep.empty()) {
-      throw ConfigError(fmt::format(
+      throw ConfigError(
           "--ep {} changes nothing: one GPU holds all experts, or experts are {} already",
-          options.ep, options.ep == "on" ? "whole" : "cut over all GPUs"));
+          options.ep, options.ep == "on" ? "whole" : "cut over all GPUs");
     }
     throw ConfigError(
         "what-if: nothing is changed; give --set /key=value, --engine, --redundant, --ep, --metro "

@@ -56,8 +56,7 @@ std::vector<Axis> axes_of(const Json& sweep) {
       const Json& values = block.at(key);
       for (const auto& item : values.items()) {
         if (!values.is_object() || !item.key().starts_with('/'))
-          throw ConfigError(
-              fmt::format("has a sweep whose \"{}\" is not {{\"/pointer\": setting}}", key));
+          throw ConfigError("has a sweep whose \"{}\" is not {{\"/pointer\": setting}}", key);
         pointers.insert(item.key());
       }
     }
@@ -289,7 +288,7 @@ class NarrowTable {
       say(fmt::format("{} {}: {}", names_[widest], number(i + 1), values[i]));
     for (auto& row : rows_) {
       const auto value = std::ranges::find(values, row[widest]);
-      row[widest] = number(static_cast<std::size_t>(value - values.begin()) + 1);
+      row[widest] = number(at(value - values.begin()) + 1);
     }
     return true;
   }

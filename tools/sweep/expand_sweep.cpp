@@ -3,8 +3,6 @@
 #include <map>
 #include <set>
 
-#include <fmt/format.h>
-
 #include "sim/experiment/pools.hpp"
 #include "tools/sweep/sweep.hpp"
 
@@ -29,8 +27,7 @@ void check_pointer(const std::string& pointer, const ConfigNode& node) {
     if (!Json::json_pointer(pointer).empty()) return;
   } catch (const Json::exception&) {
   }
-  node.fail(
-      fmt::format("\"{}\" is not a JSON pointer such as \"/placement/replication\"", pointer));
+  node.fail("\"{}\" is not a JSON pointer such as \"/placement/replication\"", pointer);
 }
 
 constexpr KeyDefault as_in_base = unset("as in the base");
@@ -68,7 +65,7 @@ std::vector<Column> read_columns(const ConfigNode& node) {
       check_pointer(pointer, node);
       const ConfigNode list = reader.child(pointer);
       if (!list.json().is_array() || list.json().empty())
-        node.fail(fmt::format("\"{}\" needs a list of at least one value", pointer));
+        node.fail("\"{}\" needs a list of at least one value", pointer);
       columns.push_back({pointer, list.json()});
     }
   });
@@ -101,14 +98,14 @@ std::vector<PointSettings> cross(const std::vector<PointSettings>& points,
                                  const std::vector<Column>& columns, const ConfigNode& node) {
   const std::size_t rows = columns.front().values.size();
   if (points.size() * rows > most_points)
-    node.fail(fmt::format("more than {} points; sweep fewer values", most_points));
+    node.fail("more than {} points; sweep fewer values", most_points);
   std::vector<PointSettings> crossed;
   for (const PointSettings& point : points) {
     for (std::size_t row = 0; row < rows; ++row) {
       PointSettings& next = crossed.emplace_back(point);
       for (const Column& column : columns) {
         if (!next.emplace(column.pointer, column.values[row]).second)
-          node.fail(fmt::format("\"{}\" is set twice; leave it in one place", column.pointer));
+          node.fail("\"{}\" is set twice; leave it in one place", column.pointer);
       }
     }
   }
@@ -128,9 +125,9 @@ std::vector<PointSettings> read_block(ConfigReader& block, const std::vector<Col
     const std::vector<Column> columns = read_columns(zip);
     for (const Column& column : columns) {
       if (column.values.size() == columns.front().values.size()) continue;
-      zip.fail(fmt::format("\"{}\" has {} values, \"{}\" has {}; give each equally many",
-                           columns.front().pointer, columns.front().values.size(), column.pointer,
-                           column.values.size()));
+      zip.fail("\"{}\" has {} values, \"{}\" has {}; give each equally many",
+               columns.front().pointer, columns.front().values.size(), column.pointer,
+               column.values.size());
     }
     if (!columns.empty()) points = cross(points, columns, node);
   }
@@ -143,16 +140,15 @@ void assign(Json& config, const std::string& pointer, const Json& value, const C
   const Json::json_pointer above = place.parent_pointer();
   const Json* holder = find_value(config, above.to_string());
   if (holder == nullptr)
-    block.fail(fmt::format("\"{}\": the base has no \"{}\" to set \"{}\" in; add it to the base",
-                           pointer, above.to_string(), place.back()));
+    block.fail("\"{}\": the base has no \"{}\" to set \"{}\" in; add it to the base", pointer,
+               above.to_string(), place.back());
   if (holder->is_string())
-    block.fail(fmt::format(
-        "\"{}\": \"{}\" is the text {} in the base; write it as an object, {{\"type\": {}}}",
-        pointer, above.to_string(), holder->dump(), holder->dump()));
+    block.fail("\"{}\": \"{}\" is the text {} in the base; write it as an object, {{\"type\": {}}}",
+               pointer, above.to_string(), holder->dump(), holder->dump());
   const bool in_list = holder->is_array() && find_value(config, pointer) != nullptr;
   if (!holder->is_object() && !in_list)
-    block.fail(fmt::format("\"{}\": \"{}\" in the base is {}, which has no such place", pointer,
-                           above.to_string(), holder->dump()));
+    block.fail("\"{}\": \"{}\" in the base is {}, which has no such place", pointer,
+               above.to_string(), holder->dump());
   config[place] = value;
 }
 
@@ -161,9 +157,9 @@ void refuse_beside_pools(const Json& config, const std::string& pointer, const C
   const std::string key = Json::json_pointer(pointer.substr(0, pointer.find('/', 1))).back();
   if (!both_pools_have(config, key)) return;
   block.fail(
-      fmt::format("\"{0}\" has no effect, because both pools have their own \"{1}\"; set "
-                  "\"/pools/prefill{0}\" or \"/pools/decode{0}\"",
-                  pointer, key));
+      "\"{0}\" has no effect, because both pools have their own \"{1}\"; set "
+      "\"/pools/prefill{0}\" or \"/pools/decode{0}\"",
+      pointer, key);
 }
 
 // Settings that some values of a key bring along, by the value's text.
@@ -179,10 +175,10 @@ std::vector<Coupling> read_couplings(const ConfigNode& node) {
       check_pointer(pointer, node);
       const Json by_value = reader.child(pointer).json();
       if (!by_value.is_object())
-        node.fail(fmt::format("\"{}\" needs {{\"value\": {{\"/pointer\": setting}}}}", pointer));
+        node.fail("\"{}\" needs {{\"value\": {{\"/pointer\": setting}}}}", pointer);
       for (const auto& [value, settings] : by_value.items()) {
         if (!settings.is_object() || settings.empty())
-          node.fail(fmt::format("\"{}\": \"{}\" needs {{\"/pointer\": setting}}", pointer, value));
+          node.fail("\"{}\": \"{}\" needs {{\"/pointer\": setting}}", pointer, value);
         Coupling& coupling = couplings.emplace_back(Coupling{pointer, value, {}});
         for (const auto& [coupled, to] : settings.items()) {
           check_pointer(coupled, node);
@@ -206,8 +202,7 @@ void couple(PointSettings& point, const std::vector<Coupling>& couplings, const 
     used[i] = 1;
     for (const auto& [coupled, to] : settings) {
       if (!point.emplace(coupled, to).second)
-        node.fail(
-            fmt::format("\"{}\" is set twice, by \"couple\" too; leave it in one place", coupled));
+        node.fail("\"{}\" is set twice, by \"couple\" too; leave it in one place", coupled);
     }
   }
 }
@@ -217,9 +212,9 @@ void require_used(const std::vector<Coupling>& couplings, const std::vector<char
   for (std::size_t i = 0; i < couplings.size(); ++i) {
     if (used[i] != 0) continue;
     node.fail(
-        fmt::format("no point has {} at \"{}\"; a coupling is by what the base and the axes write, "
-                    "as tables show it",
-                    couplings[i].value, couplings[i].pointer));
+        "no point has {} at \"{}\"; a coupling is by what the base and the axes write, "
+        "as tables show it",
+        couplings[i].value, couplings[i].pointer);
   }
 }
 
@@ -248,9 +243,9 @@ void skip_points(std::vector<SweepPoint>& points, const ConfigNode& node) {
             return find_value(point.config, pointer) != nullptr;
           });
       if (!known)
-        node.fail(fmt::format(
+        node.fail(
             "no point has a \"{}\"; a rule matches what the base and the axes write, not defaults",
-            pointer));
+            pointer);
     }
     std::erase_if(points, [&](const SweepPoint& point) { return matches(point.config, rule); });
     if (points.empty()) node.fail("leaves no point");
@@ -261,10 +256,10 @@ void refuse_experiment(const ConfigNode& file) {
   const Json& json = file.json();
   if (json.contains("base") || !(json.contains("model") || json.contains("workload"))) return;
   const std::string name = file.file().filename().string();
-  file.fail(fmt::format(
+  file.fail(
       "this is an experiment, not a sweep; run it with `moesim run {0}`, or write a sweep that "
       "names it: {{\"base\": \"{0}\", \"axes\": {{\"/placement/replication\": [1, 1.5]}}}}",
-      name));
+      name);
 }
 
 ConfigNode read_base(const ConfigNode& node) {
@@ -336,7 +331,7 @@ Sweep expand_sweep(const ConfigNode& file) {
     if (reader.optional("blocks")) {
       for (const char* key : {"axes", "zip", "set"}) {
         if (reader.optional(key))
-          file.fail(fmt::format("\"{}\" is given with \"blocks\"; move it into each block", key));
+          file.fail("\"{}\" is given with \"blocks\"; move it into each block", key);
       }
       for (const ConfigNode& block : reader.child("blocks").list())
         read_object(block, block_keys, add_block);

@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <map>
 
-#include <fmt/format.h>
-
 #include "hardware/rng.hpp"
 #include "tools/sweep/sweep.hpp"
 
@@ -40,9 +38,9 @@ Input read_input(const fs::path& file, Store store) {
 void check_same_sweep(const std::vector<Input>& inputs) {
   for (const Input& input : inputs) {
     if (input.sweep == inputs.front().sweep) continue;
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{}: holds another sweep than {}, or another version of it; merge stores of one sweep",
-        input.file.string(), inputs.front().file.string()));
+        input.file.string(), inputs.front().file.string());
   }
 }
 
@@ -55,9 +53,9 @@ struct Merged {
 [[noreturn]] void contradict(const Merged& known, const Row& row, const fs::path& file,
                              std::string_view what) {
   throw ConfigError(
-      fmt::format("{}: point {} has another {} than in {}; were both written by one version of "
-                  "moesim and its files? Leave one store out",
-                  file.string(), row.config_hash, what, known.from->file.string()));
+      "{}: point {} has another {} than in {}; were both written by one version of "
+      "moesim and its files? Leave one store out",
+      file.string(), row.config_hash, what, known.from->file.string());
 }
 
 // Which of two rows of one point stays: one that says how it ended, and done before all.
@@ -95,10 +93,10 @@ class Merge {
     const auto [place, is_new] = place_of_config_.emplace(fnv1a(row.config), merged_.size());
     if (is_new || merged_[place->second].row.config != row.config) return;
     const Merged& known = merged_[place->second];
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{}: point {} has the config of point {} of {}, and other files behind it: a trace or a "
         "model was changed in between. Leave one store out",
-        from.file.string(), row.config_hash, known.row.config_hash, known.from->file.string()));
+        from.file.string(), row.config_hash, known.row.config_hash, known.from->file.string());
   }
 
   std::vector<Merged> merged_;

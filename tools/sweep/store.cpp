@@ -57,7 +57,7 @@ std::string view_sql(const std::vector<Axis>& axes) {
 PointStatus status_of(const std::string& name) {
   const auto found = std::ranges::find(status_names, name);
   if (found == status_names.end()) {
-    throw ConfigError(fmt::format("a point has the unknown status \"{}\"", name));
+    throw ConfigError("a point has the unknown status \"{}\"", name);
   }
   return static_cast<PointStatus>(found - status_names.begin());
 }
@@ -79,9 +79,8 @@ std::string_view advice(int code) {
 }
 
 [[noreturn]] void fail(const std::filesystem::path& file, sqlite3* database, int code) {
-  throw ConfigError(
-      fmt::format("{}: {} ({})", file.string(), advice(code),
-                  database != nullptr ? sqlite3_errmsg(database) : sqlite3_errstr(code)));
+  throw ConfigError("{}: {} ({})", file.string(), advice(code),
+                    database != nullptr ? sqlite3_errmsg(database) : sqlite3_errstr(code));
 }
 
 // An SQL statement: bind, then row by row.
@@ -119,7 +118,7 @@ class Statement {
   }
   std::string text(int column) const {
     const auto* bytes = sqlite3_column_blob(statement_.get(), column);
-    const auto size = static_cast<std::size_t>(sqlite3_column_bytes(statement_.get(), column));
+    const auto size = at(sqlite3_column_bytes(statement_.get(), column));
     return bytes == nullptr ? std::string() : std::string(static_cast<const char*>(bytes), size);
   }
   int integer(int column) const { return sqlite3_column_int(statement_.get(), column); }
@@ -230,9 +229,7 @@ SweepPoint sweep_point(Json config, std::uint64_t files) {
   return {fmt::format("{:016x}", fnv1a(canonical)), std::move(config)};
 }
 
-std::string_view status_name(PointStatus status) {
-  return status_names[static_cast<std::size_t>(status)];
-}
+std::string_view status_name(PointStatus status) { return status_names[at(status)]; }
 
 void Store::Close::operator()(sqlite3* database) const { sqlite3_close(database); }
 
@@ -256,14 +253,13 @@ Store::Store(const std::filesystem::path& file, bool create) : file_(file) {
 Store Store::open(const std::filesystem::path& file) {
   std::error_code ignored;
   if (!std::filesystem::exists(file, ignored)) {
-    throw ConfigError(
-        fmt::format("{}: there is no such store; make one with `moesim sweep CONFIG -o {}`",
-                    file.string(), file.filename().string()));
+    throw ConfigError("{}: there is no such store; make one with `moesim sweep CONFIG -o {}`",
+                      file.string(), file.filename().string());
   }
   Store store(file, false);
   if (store.is_empty()) {
-    throw ConfigError(fmt::format("{}: holds no sweep; fill it with `moesim sweep CONFIG -o {}`",
-                                  file.string(), file.filename().string()));
+    throw ConfigError("{}: holds no sweep; fill it with `moesim sweep CONFIG -o {}`", file.string(),
+                      file.filename().string());
   }
   store.check_schema();
   return store;
@@ -284,8 +280,8 @@ void Store::check_name(const std::filesystem::path& file) {
   if (file.empty()) throw ConfigError("the store has no name; name a SQLite file");
   constexpr std::array<std::string_view, 5> others{".csv", ".json", ".html", ".md", ".txt"};
   if (std::ranges::find(others, file.extension().string()) == others.end()) return;
-  throw ConfigError(fmt::format("{}: results are kept in a SQLite file; name it {}", file.string(),
-                                std::filesystem::path(file).replace_extension(".sqlite").string()));
+  throw ConfigError("{}: results are kept in a SQLite file; name it {}", file.string(),
+                    std::filesystem::path(file).replace_extension(".sqlite").string());
 }
 
 Store Store::open_for(const std::filesystem::path& file, const Json& sweep,
@@ -329,14 +325,13 @@ void Store::check_schema() const {
                    "SELECT count(*) FROM sqlite_master WHERE name IN ('meta', 'points')");
   tables.step();
   if (tables.integer(0) != 2) {
-    throw ConfigError(
-        fmt::format("{}: is a database of something else; name another file", file_.string()));
+    throw ConfigError("{}: is a database of something else; name another file", file_.string());
   }
   Statement version(file_, database_.get(), "SELECT schema_version FROM meta");
   if (!version.step() || version.integer(0) != schema_version) {
     throw ConfigError(
-        fmt::format("{}: is a store of schema version {}, this moesim reads {}; name another file",
-                    file_.string(), version.text(0), schema_version));
+        "{}: is a store of schema version {}, this moesim reads {}; name another file",
+        file_.string(), version.text(0), schema_version);
   }
 }
 
@@ -353,7 +348,7 @@ void Store::for_each_row(const std::function<void(StoreRow)>& read) const {
 StoreRow Store::row(const std::string& config_hash) const {
   Statement statement(file_, database_.get(), std::string(select_rows) + " WHERE config_hash = ?1");
   if (!statement.bind(1, config_hash).step())
-    throw ConfigError(fmt::format("{}: holds no point {}", file_.string(), config_hash));
+    throw ConfigError("{}: holds no point {}", file_.string(), config_hash);
   return row_of(statement);
 }
 
@@ -395,8 +390,7 @@ Json Store::parsed(std::string_view text) const {
   try {
     return parse_written_json(text);
   } catch (const ConfigError& error) {
-    throw ConfigError(
-        fmt::format("{}: holds text that is {}; name another file", file_.string(), error.what()));
+    throw ConfigError("{}: holds text that is {}; name another file", file_.string(), error.what());
   }
 }
 
@@ -405,7 +399,7 @@ Json Store::sweep_document() const {
   try {
     axes_of(document);
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}; name another file", file_.string(), error.what()));
+    throw ConfigError("{}: {}; name another file", file_.string(), error.what());
   }
   return document;
 }
@@ -477,10 +471,10 @@ std::map<std::string, PointStatus> Store::statuses_of(std::span<const SweepPoint
     }
   }
   if (others > 0) {
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{}: holds {} points that this sweep does not have: another sweep wrote it, or another "
         "version of this one or of a file that it names; name another file with -o",
-        file_.string(), others));
+        file_.string(), others);
   }
   return statuses;
 }

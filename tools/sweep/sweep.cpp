@@ -29,7 +29,7 @@ void for_each_point(std::size_t n, const SweepOptions& options, Work&& work) {
   std::atomic<bool> ended = false;
   // More threads than cores are given, too, if asked for.
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism,
-                                  static_cast<std::size_t>(options.threads));
+                                  at(options.threads));
   tbb::task_arena arena(options.threads);
   arena.execute([&] {
     tbb::parallel_for(
@@ -95,7 +95,7 @@ Shard parse_shard(std::string_view text) {
   const auto place = try_number<std::size_t>(text.substr(0, slash));
   const auto count = try_number<std::size_t>(text.substr(std::min(slash + 1, text.size())));
   if (!place || !count || *place < 1 || *place > *count)
-    throw ConfigError(fmt::format("--shard {}: expected I/N with I from 1 to N, e.g. 2/8", text));
+    throw ConfigError("--shard {}: expected I/N with I from 1 to N, e.g. 2/8", text);
   return {*place - 1, *count};
 }
 
@@ -104,8 +104,8 @@ Sweep shard_of(Sweep sweep, Shard shard) {
   for (std::size_t i = shard.index; i < sweep.points.size(); i += shard.count)
     points.push_back(std::move(sweep.points[i]));
   if (points.empty()) {
-    throw ConfigError(fmt::format("--shard {}/{}: the sweep has {} points; use no more shards",
-                                  shard.index + 1, shard.count, sweep.points.size()));
+    throw ConfigError("--shard {}/{}: the sweep has {} points; use no more shards", shard.index + 1,
+                      shard.count, sweep.points.size());
   }
   sweep.points = std::move(points);
   return sweep;
@@ -129,8 +129,8 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
   options.resumes(outcome.resumed);
   const std::vector<std::optional<std::string>> errors = check_points(open, runner, options);
   if (options.stop()) return outcome;
-  const auto infeasible = static_cast<std::size_t>(
-      std::ranges::count_if(errors, [](const auto& error) { return error.has_value(); }));
+  const auto infeasible =
+      at(std::ranges::count_if(errors, [](const auto& error) { return error.has_value(); }));
   if (options.refuse_infeasible && infeasible == sweep.points.size()) {
     throw ConfigError(infeasible == 1
                           ? *errors.front()

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 double four_digits(double value) { return std::stod(fmt::format("{:.4g}", value)); }
@@ -23,7 +25,7 @@ double RateLadder::rate(int rung) const {
   if (rung >= size()) {
     return four_digits(rates_.back() * std::pow(ratio_above_, rung - size() + 1));
   }
-  return rates_[static_cast<std::size_t>(rung)];
+  return rates_[at(rung)];
 }
 
 int RateLadder::above(double rate) const {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <memory>
 
-#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "tools/cli/interrupt.hpp"
@@ -42,8 +41,8 @@ void require_feasible(const Sweep& sweep, const PointRunner& runner) {
       if (first.empty()) first = error.what();
     }
   }
-  throw ConfigError(fmt::format("{} (none of the {} points can be run; this is the first)", first,
-                                sweep.points.size()));
+  throw ConfigError("{} (none of the {} points can be run; this is the first)", first,
+                    sweep.points.size());
 }
 
 // Prints the points of the store as a table with a note, or as JSON, and writes them as CSV.

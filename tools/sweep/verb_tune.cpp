@@ -68,9 +68,9 @@ Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
   const bool loads =
       std::ranges::any_of(axes, [&](const Axis& axis) { return axis.pointer == load_pointer; });
   if (!loads)
-    file.fail(fmt::format("needs an axis \"{}\" with the {}", load_pointer,
-                          grid.sessions ? "numbers of sessions alive to try, e.g. [16, 32]"
-                                        : R"(loads to try, e.g. ["1 /s", "2 /s"])"));
+    file.fail("needs an axis \"{}\" with the {}", load_pointer,
+              grid.sessions ? "numbers of sessions alive to try, e.g. [16, 32]"
+                            : R"(loads to try, e.g. ["1 /s", "2 /s"])");
   std::map<std::string, std::size_t> loads_of;  // by place
   std::set<double> rates;
   for (const SweepPoint& point : sweep.points) {

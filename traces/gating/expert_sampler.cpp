@@ -69,13 +69,12 @@ void WeightedDraw::pair_up(std::size_t smalls, std::size_t larges) {
 }
 
 ExpertSampler::ExpertSampler(int experts, int k, int groups, int groups_per_token)
-    : groups_per_token_(static_cast<std::size_t>(groups_per_token)),
-      taken_(static_cast<std::size_t>(experts)) {
+    : groups_per_token_(at(groups_per_token)), taken_(at(experts)) {
   check(groups >= 1 && experts % groups == 0 && groups_per_token <= groups &&
             k <= groups_per_token * (experts / groups),
         "a token's experts do not fit into its expert groups");
   const bool limited = groups_per_token < groups;
-  groups_.resize(limited ? static_cast<std::size_t>(groups) : 1);
+  groups_.resize(limited ? at(groups) : 1);
   group_size_ = taken_.size() / groups_.size();
   for (Group& group : groups_) group.bells.resize(group_size_ + 1);
   unordered_.resize(groups_.size());

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 
 namespace moesim {
@@ -17,8 +18,8 @@ class WeightedDraw {
     const double scaled = rng.uniform() * size_;
     const auto slot = static_cast<std::int32_t>(scaled);
     // Both are read: which of them it is, no branch could guess.
-    const auto [keep, alias] = slots_[static_cast<std::size_t>(slot)];
-    return scaled - slot < keep ? static_cast<std::size_t>(slot) : alias;
+    const auto [keep, alias] = slots_[at(slot)];
+    return scaled - slot < keep ? at(slot) : alias;
   }
   std::span<const double> weights() const { return weights_; }
   double total() const { return total_; }

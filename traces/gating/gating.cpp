@@ -4,18 +4,10 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-std::unique_ptr<Gating> make_uniform_gating(ConfigReader& options);
-std::span<const Key> uniform_gating_keys();
-std::unique_ptr<Gating> make_popularity_gating(ConfigReader& options);
-std::span<const Key> popularity_gating_keys();
-std::unique_ptr<Gating> make_counts_gating(ConfigReader& options);
-std::span<const Key> counts_gating_keys();
-std::unique_ptr<Gating> make_observed_gating(ConfigReader& options);
-std::span<const Key> observed_gating_keys();
-std::unique_ptr<Gating> make_topical_gating(ConfigReader& options);
-std::span<const Key> topical_gating_keys();
-std::unique_ptr<Gating> make_recorded_gating(ConfigReader& options);
-std::span<const Key> recorded_gating_keys();
+Registry<Gating>::Maker make_uniform_gating, make_popularity_gating, make_counts_gating,
+    make_observed_gating, make_topical_gating, make_recorded_gating;
+Keys uniform_gating_keys, popularity_gating_keys, counts_gating_keys, observed_gating_keys,
+    topical_gating_keys, recorded_gating_keys;
 
 const Registry<Gating>& gatings() {
   static const Registry<Gating> table(

@@ -149,10 +149,10 @@ class Observed final : public SyntheticGating {
       for (const ActiveExperts& point : curve_)
         nearest.push_back(fmt::format("{:.1f} with {}", active(chances(model, best), point.tokens),
                                       point.tokens));
-      node_.fail(fmt::format(
+      node_.fail(
           "tokens that choose independently cannot activate so many experts of {}; the nearest are "
           "{}. Where tokens repeat each other take \"topical\"",
-          model.name, fmt::join(nearest, ", ")));
+          model.name, fmt::join(nearest, ", "));
     }
     return best;
   }
@@ -168,15 +168,14 @@ class Observed final : public SyntheticGating {
   // A wider spread is less balanced.
   Shape fit_balance(const MoeModel& model, std::uint64_t seed) const {
     if (model.experts % balance_->gpus != 0)
-      node_.fail(fmt::format("gpus {} do not divide the model's {} experts", balance_->gpus,
-                             model.experts));
+      node_.fail("gpus {} do not divide the model's {} experts", balance_->gpus, model.experts);
     double low = 0, high = 6;
     const double most = balance_of(model, {low}, seed), least = balance_of(model, {high}, seed);
     if (balance_->value > most * (1 + tolerance) || balance_->value < least)
       node_.fail(
-          fmt::format("steps of {} tokens on {} GPUs have a balancedness of {:.3f} to {:.3f} "
-                      "with the experts of {}",
-                      balance_->tokens, balance_->gpus, least, most, model.name));
+          "steps of {} tokens on {} GPUs have a balancedness of {:.3f} to {:.3f} "
+          "with the experts of {}",
+          balance_->tokens, balance_->gpus, least, most, model.name);
     for (int i = 0; i < 14; ++i) {
       const double middle = (low + high) / 2;
       (balance_of(model, {middle}, seed) > balance_->value ? low : high) = middle;

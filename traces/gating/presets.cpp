@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
 namespace moesim {
 
 PresetOfModel preset_of(const MoeModel& model) {
@@ -14,9 +12,9 @@ PresetOfModel preset_of(const MoeModel& model) {
   const auto* const found = std::ranges::find(gating_presets, name, &GatingPreset::name);
   if (found == gating_presets.end())
     throw ConfigError(
-        fmt::format("the model {} names an unknown gating preset \"{}\"; see moesim list "
-                    "presets",
-                    model.name, name));
+        "the model {} names an unknown gating preset \"{}\"; see moesim list "
+        "presets",
+        model.name, name);
   return {*found, !named};
 }
 

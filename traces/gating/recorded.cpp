@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "traces/gating/gating.hpp"
 #include "traces/gating/synthetic.hpp"
 
@@ -19,14 +17,13 @@ std::vector<TraceRequest> chosen_requests(const RoutingTrace& trace, ConfigReade
       const std::string name = tag.text();
       const auto found = std::find(known.begin(), known.end(), name);
       if (found == known.end())
-        tag.fail(
-            fmt::format("the trace has no workload \"{}\"; it has: {}", name, join_names(known)));
-      wanted[static_cast<std::size_t>(found - known.begin())] = 1;
+        tag.fail("the trace has no workload \"{}\"; it has: {}", name, join_names(known));
+      wanted[at(found - known.begin())] = 1;
     }
   }
   std::vector<TraceRequest> chosen;
   for (const TraceRequest& request : trace.requests())
-    if (wanted[static_cast<std::size_t>(request.workload)] != 0) chosen.push_back(request);
+    if (wanted[at(request.workload)] != 0) chosen.push_back(request);
   return chosen;
 }
 
@@ -47,18 +44,18 @@ class Recorded final : public Gating {
     const std::vector<int> layer_ids = moe_layer_ids(model);
     if (trace_.num_experts() != model.experts ||
         trace_.experts_per_token() != model.experts_per_token)
-      node_.fail(fmt::format(
+      node_.fail(
           "the trace is of {} ({} of {} experts), the model {} picks {} of {}; a trace is not "
           "rescaled to other experts, since no data supports that: use a synthetic gating",
           trace_.meta().model, trace_.experts_per_token(), trace_.num_experts(), model.name,
-          model.experts_per_token, model.experts));
+          model.experts_per_token, model.experts);
     trace_.check_ids();
     if (std::ssize(layer_ids) == trace_.layers()) return trace_;
     if (!adapt_)
-      node_.fail(fmt::format(
+      node_.fail(
           "the trace is of {} with {} MoE layers, the model {} has {}; \"adapt\": true replays the "
           "recorded layers in turn",
-          trace_.meta().model, trace_.layers(), model.name, layer_ids.size()));
+          trace_.meta().model, trace_.layers(), model.name, layer_ids.size());
     return trace_.with_layers(layer_ids);
   }
 

@@ -42,11 +42,10 @@ void add_noise(Logits& logits, double sigma, Rng rng) {
 std::vector<float> topic_weights(std::size_t layers, std::size_t experts, const GatingTerms& terms,
                                  std::uint64_t seed) {
   const std::size_t width = layers * experts;
-  std::vector<float> weights(static_cast<std::size_t>(terms.topics) * width);
+  std::vector<float> weights(at(terms.topics) * width);
   tbb::parallel_for(0, terms.topics, [&](int topic) {
     Rng rng(seed, fmt::format("gating topic {}", topic));
-    const std::span own =
-        std::span(weights).subspan(static_cast<std::size_t>(topic) * width, width);
+    const std::span own = std::span(weights).subspan(at(topic) * width, width);
     for (float& weight : own)
       weight = static_cast<float>(std::exp(terms.topic_sigma * rng.normal()));
   });
@@ -61,7 +60,7 @@ struct RequestTopics {
 
 /// How likely a workload's requests hold each topic.
 WeightedDraw topic_draw(const GatingTerms& terms, Rng rng) {
-  std::vector<double> weights(static_cast<std::size_t>(terms.topics));
+  std::vector<double> weights(at(terms.topics));
   for (double& weight : weights) weight = std::exp(terms.topic_skew * rng.normal());
   WeightedDraw draw;
   draw.set_weights(weights);
@@ -157,9 +156,9 @@ std::size_t count_ids(const MoeModel& model, const SyntheticRows& rows, std::siz
   const double ids_of_all = double(rows.requests) * double(request_ids);
   if (ids_of_all > most_ids)
     throw ConfigError(
-        fmt::format("gating of {} requests with {} rows each makes {:.2g} expert ids of {}, more "
-                    "than {:.0g}; ask for fewer requests or rows",
-                    rows.requests, tokens, ids_of_all, model.name, most_ids));
+        "gating of {} requests with {} rows each makes {:.2g} expert ids of {}, more "
+        "than {:.0g}; ask for fewer requests or rows",
+        rows.requests, tokens, ids_of_all, model.name, most_ids);
   return at(rows.requests) * request_ids;
 }
 
@@ -168,8 +167,8 @@ std::size_t count_ids(const MoeModel& model, const SyntheticRows& rows, std::siz
 std::vector<int> moe_layer_ids(const MoeModel& model) {
   std::vector<int> ids = model.moe_layer_numbers();
   if (ids.empty() || model.experts == 0)
-    throw ConfigError(fmt::format(
-        "model {} has no experts; gating needs a Mixture-of-Experts model", model.name));
+    throw ConfigError("model {} has no experts; gating needs a Mixture-of-Experts model",
+                      model.name);
   return ids;
 }
 
@@ -210,8 +209,8 @@ RoutingTrace SyntheticGating::outline(const MoeModel& model, std::uint64_t seed)
 RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
                             const GatingTerms& terms, std::string_view recipe, std::uint64_t seed) {
   const std::size_t layers = moe_layer_ids(model).size();
-  const auto experts = static_cast<std::size_t>(model.experts);
-  const auto k = static_cast<std::size_t>(model.experts_per_token);
+  const auto experts = at(model.experts);
+  const auto k = at(model.experts_per_token);
 
   const Logits own = popularity(layers, experts, terms, Rng(seed, "gating popularity"));
   std::vector<Logits> of_workload;
@@ -226,7 +225,7 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
 
   const std::vector<float> of_topics = topic_weights(layers, experts, terms, seed);
 
-  const auto tokens = static_cast<std::size_t>(rows.prompt_rows + rows.decode_rows);
+  const auto tokens = at(rows.prompt_rows + rows.decode_rows);
   const RowShape shape{layers, k, terms.reuse, of_topics,
                        ExpertSampler(model.experts, model.experts_per_token, model.expert_groups,
                                      model.groups_per_token)};

@@ -41,8 +41,8 @@ double element(ElementType type, const char* bytes) {
 }  // namespace
 
 std::span<const double> Array::part(std::int64_t i) const {
-  const std::size_t length = shape[0] == 0 ? 0 : values.size() / static_cast<std::size_t>(shape[0]);
-  return std::span(values).subspan(static_cast<std::size_t>(i) * length, length);
+  const std::size_t length = shape[0] == 0 ? 0 : values.size() / at(shape[0]);
+  return std::span(values).subspan(at(i) * length, length);
 }
 
 Array array_of(const NpyArray& array) {
@@ -51,7 +51,7 @@ Array array_of(const NpyArray& array) {
 
 std::size_t bytes_of(ElementType type) {
   constexpr std::array<std::size_t, 11> sizes{1, 1, 1, 2, 2, 4, 8, 2, 2, 4, 8};
-  return sizes[static_cast<std::size_t>(type)];
+  return sizes[at(type)];
 }
 
 std::vector<double> decode(ElementType type, std::string_view elements) {

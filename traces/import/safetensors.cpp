@@ -5,8 +5,6 @@
 #include <array>
 #include <cstring>
 
-#include <fmt/format.h>
-
 #include "hardware/parse_json.hpp"
 
 namespace moesim {
@@ -25,13 +23,13 @@ Safetensors::Tensor read_tensor(ConfigReader& reader, std::string_view elements)
   const std::vector<ConfigNode> offsets = reader.child("data_offsets").list();
   if (offsets.size() != 2)
     reader.child("data_offsets").fail("does not give a first and a last byte");
-  tensor.first = static_cast<std::size_t>(offsets[0].integer(bytes));
-  tensor.last = static_cast<std::size_t>(offsets[1].integer(bytes));
+  tensor.first = at(offsets[0].integer(bytes));
+  tensor.last = at(offsets[1].integer(bytes));
   const std::int64_t expected = elements_of(tensor.shape, std::ssize(elements));
   if (tensor.first > tensor.last || tensor.last > elements.size() || expected < 0 ||
-      tensor.last - tensor.first != static_cast<std::size_t>(expected) * bytes_of(tensor.type))
-    reader.node().fail(fmt::format("bytes {} to {} of {} do not hold its shape", tensor.first,
-                                   tensor.last, elements.size()));
+      tensor.last - tensor.first != at(expected) * bytes_of(tensor.type))
+    reader.node().fail("bytes {} to {} of {} do not hold its shape", tensor.first, tensor.last,
+                       elements.size());
   return tensor;
 }
 
@@ -48,7 +46,7 @@ Safetensors::Safetensors(const std::filesystem::path& file) : file_(file) {
   try {
     header = parse_json(text.substr(sizeof length, length));
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: its header {}", file.string(), error.what()));
+    throw ConfigError("{}: its header {}", file.string(), error.what());
   }
   ConfigReader reader(ConfigNode(std::move(header), file));
   for (const std::string& name : reader.all_keys())
@@ -68,8 +66,8 @@ void Safetensors::refuse_shared_bytes(const std::filesystem::path& file) const {
   std::ranges::sort(by_place, {}, [](const Named* tensor) { return tensor->second.first; });
   for (std::size_t i = 1; i < by_place.size(); ++i)
     if (by_place[i]->second.first < by_place[i - 1]->second.last)
-      throw ConfigError(fmt::format("{}: the tensors \"{}\" and \"{}\" share bytes", file.string(),
-                                    by_place[i - 1]->first, by_place[i]->first));
+      throw ConfigError("{}: the tensors \"{}\" and \"{}\" share bytes", file.string(),
+                        by_place[i - 1]->first, by_place[i]->first);
 }
 
 Array Safetensors::read(const Tensor& tensor) const {

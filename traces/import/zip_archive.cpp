@@ -29,7 +29,7 @@ ZipArchive::ZipArchive(const std::filesystem::path& file) : file_(file) {
 }
 
 void ZipArchive::refuse(std::string_view what) const {
-  throw ConfigError(fmt::format("{}: {}", file_.string(), what));
+  throw ConfigError("{}: {}", file_.string(), what);
 }
 
 void ZipArchive::list_members(std::uint64_t file_bytes) {
@@ -80,7 +80,7 @@ std::string ZipArchive::read(std::string_view name) const {
   while (done < content.size() && more > 0) {
     const auto piece = std::min<std::size_t>(content.size() - done, 1 << 30);
     more = unzReadCurrentFile(handle_.get(), content.data() + done, static_cast<unsigned>(piece));
-    if (more > 0) done += static_cast<std::size_t>(more);
+    if (more > 0) done += at(more);
   }
   const bool whole = unzCloseCurrentFile(handle_.get()) == UNZ_OK && done == content.size();
   if (!whole) refuse(fmt::format("its member {} is damaged, or shorter than it says", name));

@@ -24,7 +24,7 @@ using std::chrono::nanoseconds;
 template <class Number>
 Number parse_number(std::string_view text, std::string_view what) {
   const auto number = try_number<Number>(text);
-  if (!number) throw ConfigError(fmt::format("\"{}\" is not {}", text, what));
+  if (!number) throw ConfigError("\"{}\" is not {}", text, what);
   return *number;
 }
 
@@ -37,8 +37,7 @@ nanoseconds parse_time(std::string_view text) {
   constexpr std::string_view what =
       nanoseconds_per_unit == 1'000'000'000 ? "a time in seconds" : "a time in ms";
   const double time = parse_number<double>(text, what) * double{nanoseconds_per_unit};
-  if (!(std::abs(time) < latest_time))
-    throw ConfigError(fmt::format("\"{}\" is not {}", text, what));
+  if (!(std::abs(time) < latest_time)) throw ConfigError("\"{}\" is not {}", text, what);
   return nanoseconds(std::llround(time));
 }
 constexpr auto parse_seconds = parse_time<1'000'000'000>;
@@ -64,8 +63,7 @@ std::optional<nanoseconds> zone_offset(std::string_view zone) {
 /// in UTC. Years 1900 to 2100: nanoseconds do not count much further.
 nanoseconds parse_date_time(std::string_view text) {
   const auto refuse = [whole = text] {
-    throw ConfigError(
-        fmt::format("\"{}\" is not a time; as in 2023-11-16 18:15:46.6805900", whole));
+    throw ConfigError("\"{}\" is not a time; as in 2023-11-16 18:15:46.6805900", whole);
   };
   constexpr std::string_view shape = "dddd-dd-dd dd:dd:dd";
   if (text.size() < shape.size()) refuse();
@@ -105,9 +103,9 @@ nanoseconds parse_timestamp(std::string_view text) {
   constexpr auto latest = std::chrono::seconds(100'000'000'000);  // of 5138
   const nanoseconds time = parse_seconds(text);
   if (std::chrono::duration_cast<std::chrono::seconds>(time) > latest || time < -latest)
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "\"{}\" is not a time in seconds of this millennium; a timestamp in ms is divided by 1000",
-        text));
+        text);
   return time;
 }
 
@@ -166,7 +164,7 @@ std::string known_formats(Encoding encoding) {
 std::int64_t parse_tokens(std::string_view text) {
   const auto value = parse_number<double>(text, "a number of tokens");
   if (value != std::floor(value) || std::abs(value) > 1e15)
-    throw ConfigError(fmt::format("\"{}\" is not a number of tokens", text));
+    throw ConfigError("\"{}\" is not a number of tokens", text);
   return static_cast<std::int64_t>(value);
 }
 
@@ -204,8 +202,7 @@ constexpr Rows bailian_rows{"chat_id", 16, "parent_chat_id", true};
 
 nanoseconds parse_gap(const GapColumn& column, std::string_view text) {
   const nanoseconds gap = column.parse(text);
-  if (gap < nanoseconds(0))
-    throw ConfigError(fmt::format("\"{}\" {} is below zero", column.name, text));
+  if (gap < nanoseconds(0)) throw ConfigError("\"{}\" {} is below zero", column.name, text);
   return gap;
 }
 
@@ -279,11 +276,10 @@ RowReader csv_reader(const Format& format, const Rows& rows, std::string_view he
   const auto read = [&format, rows, names = std::move(names)](std::string_view line) {
     const std::vector<std::string> fields = split(line).value();
     if (fields.size() != names.size())
-      throw ConfigError(
-          fmt::format("has {} fields; the header names {}", fields.size(), names.size()));
+      throw ConfigError("has {} fields; the header names {}", fields.size(), names.size());
     const auto text_of = [&](std::string_view column) -> const std::string& {
       const auto found = std::ranges::find(names, column);
-      return fields[static_cast<std::size_t>(found - names.begin())];
+      return fields[at(found - names.begin())];
     };
     return read_row(format, rows, text_of, [&](std::string_view column) {
       return std::ranges::find(names, column) != names.end() && !text_of(column).empty();
@@ -297,8 +293,8 @@ std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens,
                                     std::int32_t block_tokens) {
   const std::int64_t blocks = (prompt_tokens + block_tokens - 1) / block_tokens;
   if (!ids.is_array() || std::ssize(ids) != blocks)
-    throw ConfigError(fmt::format("\"hash_ids\" are not {} ids, one for each {} tokens of {}",
-                                  blocks, block_tokens, prompt_tokens));
+    throw ConfigError("\"hash_ids\" are not {} ids, one for each {} tokens of {}", blocks,
+                      block_tokens, prompt_tokens);
   std::vector<std::uint64_t> numbers;
   for (const Json& id : ids) {
     if (!id.is_number_integer()) throw ConfigError("\"hash_ids\" are not all whole numbers");
@@ -324,8 +320,7 @@ std::string root_of(Roots& roots, const std::string& chat, const std::string& pa
 // A name that may be written as a number.
 std::string name_of(const Json& value, std::string_view key) {
   if (value.is_string()) return value.get<std::string>();
-  if (!value.is_number_integer())
-    throw ConfigError(fmt::format("\"{}\" is no number or text", key));
+  if (!value.is_number_integer()) throw ConfigError("\"{}\" is no number or text", key);
   return value.dump();
 }
 
@@ -354,8 +349,7 @@ std::string json_column(const Json& object, const Format& format, const Rows& ro
   if (found != object.end() && found->is_null() && column == rows.session) return "";
   if (found == object.end() || !found->is_number()) {
     const bool is_name = column == rows.session || column == class_column;
-    throw ConfigError(
-        fmt::format("has no {} \"{}\"", is_name ? "number or text" : "number", column));
+    throw ConfigError("has no {} \"{}\"", is_name ? "number or text" : "number", column);
   }
   return found->dump();
 }
@@ -424,8 +418,8 @@ class FirstLine {
 };
 
 [[noreturn]] void refuse_format() {
-  throw ConfigError(fmt::format("is not a request trace; known: CSV of {}; JSON lines of {}",
-                                known_formats(Encoding::csv), known_formats(Encoding::json_lines)));
+  throw ConfigError("is not a request trace; known: CSV of {}; JSON lines of {}",
+                    known_formats(Encoding::csv), known_formats(Encoding::json_lines));
 }
 
 }  // namespace
@@ -440,7 +434,7 @@ void for_each_row(const std::filesystem::path& file,
   const char* begin = nullptr;  // of the row
   std::size_t number = 0;
   const auto refuse = [&](std::string_view what) {
-    throw ConfigError(fmt::format("{}:{}: {}", file.string(), number, what));
+    throw ConfigError("{}:{}: {}", file.string(), number, what);
   };
   constexpr std::string_view open = "a field's quote is not closed; a quote within a field is two";
   for_each_line(file, [&](std::size_t line_number, std::string_view line) {
@@ -448,7 +442,7 @@ void for_each_row(const std::filesystem::path& file,
       begin = line.data();
       number = line_number;
     }
-    const std::string_view row(begin, static_cast<std::size_t>(line.data() + line.size() - begin));
+    const std::string_view row(begin, at(line.data() + line.size() - begin));
     const bool goes_on = csv && row.find('"') != std::string_view::npos && !split(row);
     if (goes_on && std::ssize(row) > longest_of_lines) refuse(open);
     if (goes_on) return;
@@ -467,10 +461,10 @@ RowReader recognise_format(std::string_view first_line) {
   // Were the column passed over, turns of one conversation would share no prefix.
   for (const std::string_view session : {"session", "session_id", "chat_id"}) {
     if (line.has(session))
-      throw ConfigError(fmt::format(
+      throw ConfigError(
           "has a column \"{}\": write the file under \"sessions\", as {{\"type\": \"recorded\", "
           "\"file\": ..}}; without the column each line is a request by itself",
-          session));
+          session);
   }
   for (const Format& format : formats) {
     if (line.has_lengths_of(format) && line.has(format.time)) return line.reader(format, {});
@@ -488,9 +482,8 @@ RowReader recognise_session_format(std::string_view first_line, std::int32_t id_
   if (line.is_bailian()) return line.reader(bailian, bailian_rows);
   const Rows rows{line.session_column(), id_block_tokens};
   if (rows.session.empty())
-    throw ConfigError(
-        fmt::format("has no column that says to which session a row belongs; known: {}",
-                    join_names(session_columns)));
+    throw ConfigError("has no column that says to which session a row belongs; known: {}",
+                      join_names(session_columns));
   // Those with times first; a later row may have one where this one has none.
   for (const Format& format : formats) {
     if (!format.time.empty() && line.has_lengths_of(format) && line.has(format.time))

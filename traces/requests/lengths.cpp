@@ -115,7 +115,7 @@ class FromTrace final : public Lengths {
  public:
   explicit FromTrace(ConfigReader& options) : trace_(read_request_trace(options.path("file"))) {}
   Request request(std::int64_t index, Rng&) const override {
-    const auto row = static_cast<std::size_t>(index);
+    const auto row = at(index);
     Request request = trace_.rows[row % trace_.rows.size()].request;
     const std::size_t round = row / trace_.rows.size();
     if (round > 0 && request.prompt_ids)

@@ -44,9 +44,10 @@ RequestWorkload read_session_workload(ConfigReader& workload) {
                                : workload.integer("requests", request_count);
   if (!workload.has("arrivals") && read.requests > recorded)
     workload.child("requests")
-        .fail(fmt::format("{} requests of recorded sessions of {}; give \"arrivals\" to play these "
-                          "again",
-                          read.requests, recorded));
+        .fail(
+            "{} requests of recorded sessions of {}; give \"arrivals\" to play these "
+            "again",
+            read.requests, recorded);
   read.patience = read_patience(workload);
   return read;
 }
@@ -81,8 +82,7 @@ RequestWorkload read_workload(ConfigReader& workload) {
   read.requests = available > 0 ? workload.integer_or("requests", available, request_count)
                                 : workload.integer("requests", request_count);
   if (available > 0 && read.requests > available)
-    workload.child("requests")
-        .fail(fmt::format("{} requests of a trace of {}", read.requests, available));
+    workload.child("requests").fail("{} requests of a trace of {}", read.requests, available);
   read.patience = read_patience(workload);
   return read;
 }

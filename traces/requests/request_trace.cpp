@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "hardware/config.hpp"
 #include "traces/requests/formats.hpp"
 
@@ -15,7 +13,7 @@ constexpr std::int64_t max_tokens = 1'000'000'000;
 
 std::int32_t checked_tokens(std::int64_t tokens, std::string_view what) {
   if (tokens < 1 || tokens > max_tokens)
-    throw ConfigError(fmt::format("{} {} tokens; a request has 1 to {}", tokens, what, max_tokens));
+    throw ConfigError("{} {} tokens; a request has 1 to {}", tokens, what, max_tokens);
   return static_cast<std::int32_t>(tokens);
 }
 

@@ -6,8 +6,6 @@
 #include <string_view>
 #include <unordered_set>
 
-#include <fmt/format.h>
-
 #include "hardware/rng.hpp"
 #include "traces/sessions/session_file.hpp"
 
@@ -19,7 +17,7 @@ constexpr int deepest_agents = 8;       // agents that start agents
 constexpr double longest_time_s = 4e9;  // any time of a run
 
 [[noreturn]] void refuse_value(std::string_view key, const Json& value, std::string_view expected) {
-  throw ConfigError(fmt::format("\"{}\" is {}; expected {}", key, value.dump(), expected));
+  throw ConfigError("\"{}\" is {}; expected {}", key, value.dump(), expected);
 }
 
 const Json& value_under(const Json& object, std::string_view key) {
@@ -67,8 +65,7 @@ class AgentReader {
 
   // Times of these requests count from `from`.
   Agent read(const Json& requests, Seconds from, int depth = 0) {
-    if (depth > deepest_agents)
-      throw ConfigError(fmt::format("subagents start subagents {} times over", depth));
+    if (depth > deepest_agents) throw ConfigError("subagents start subagents {} times over", depth);
     Agent agent;
     std::vector<Agent> started;  // by the last turn
     Seconds last_begun{}, replied{};
@@ -137,17 +134,17 @@ class AgentReader {
     if (!ids.is_array() || std::ssize(ids) != blocks ||
         !std::ranges::all_of(ids, &Json::is_number_integer))
       throw ConfigError(
-          fmt::format("\"hash_ids\" are not {} whole numbers, one for each {} tokens "
-                      "of {}",
-                      blocks, block_tokens_, turn.prompt_tokens));
+          "\"hash_ids\" are not {} whole numbers, one for each {} tokens "
+          "of {}",
+          blocks, block_tokens_, turn.prompt_tokens);
     std::unordered_set<std::int64_t> seen;
     std::vector<std::uint64_t> numbers;
     for (const Json& id : ids) {
       if (!seen.insert(id.get<std::int64_t>()).second)
         throw ConfigError(
-            fmt::format("\"hash_ids\" have {} twice in one prompt; an id names all tokens up "
-                        "to the end of its block",
-                        id.dump()));
+            "\"hash_ids\" have {} twice in one prompt; an id names all tokens up "
+            "to the end of its block",
+            id.dump());
       numbers.push_back(salt_ + static_cast<std::uint64_t>(id.get<std::int64_t>()));
     }
     turn.ids = std::make_shared<const PromptIds>(

@@ -6,8 +6,6 @@
 #include <cmath>
 #include <string_view>
 
-#include <fmt/format.h>
-
 #include "traces/sessions/session_file.hpp"
 
 namespace moesim {
@@ -15,15 +13,14 @@ namespace moesim {
 namespace {
 
 double number_of(const Json& value, std::string_view key) {
-  if (!value.is_number()) throw ConfigError(fmt::format("has no number \"{}\"", key));
+  if (!value.is_number()) throw ConfigError("has no number \"{}\"", key);
   return value.get<double>();
 }
 
 std::int64_t tokens_of(const Json& value, std::string_view key) {
   const double tokens = number_of(value, key);
   if (tokens != std::floor(tokens) || tokens < 1 || tokens > 1e9)
-    throw ConfigError(
-        fmt::format("\"{}\" is {}; expected 1 to 1000000000 tokens", key, value.dump()));
+    throw ConfigError("\"{}\" is {}; expected 1 to 1000000000 tokens", key, value.dump());
   return static_cast<std::int64_t>(tokens);
 }
 
@@ -39,15 +36,14 @@ std::int64_t tokens_under(const Json& object, std::string_view key) {
 const Json& list_under(const Json& object, std::string_view key, std::size_t size) {
   const Json& list = member(object, key);
   if (!list.is_array() || list.size() != size)
-    throw ConfigError(fmt::format("\"{}\" is not a list of {}", key, size));
+    throw ConfigError("\"{}\" is not a list of {}", key, size);
   return list;
 }
 
 // Tools that run at the same time may end before they begin: no gap.
 Seconds gap_of(const Json& value, std::string_view key, double per_second) {
   const double gap = std::max(0.0, number_of(value, key) / per_second);
-  if (!(gap < 4e9))
-    throw ConfigError(fmt::format("\"{}\" is {}; expected a time", key, value.dump()));
+  if (!(gap < 4e9)) throw ConfigError("\"{}\" is {}; expected a time", key, value.dump());
   return Seconds(gap);
 }
 
@@ -94,8 +90,8 @@ std::vector<NextTurn> read_tool_calls(const Json& session) {
   const double turns_said = number_of(member(session, "num_turns"), "num_turns");
   const std::size_t calls = member(session, "assistant_response_length").size();
   if (turns_said != double(calls))
-    throw ConfigError(fmt::format("\"num_turns\" is {}, but there are {} replies",
-                                  member(session, "num_turns").dump(), calls));
+    throw ConfigError("\"num_turns\" is {}, but there are {} replies",
+                      member(session, "num_turns").dump(), calls);
   const Json& replies = list_under(session, "assistant_response_length", calls);
   const Json& outputs = list_under(session, "tool_call_output_length", calls);
   const Json& latencies = list_under(session, "tool_call_latency", calls);
@@ -127,7 +123,7 @@ std::vector<NextTurn> read_chain(const Json& object) {
     const Json& requests = member(object, list);
     if (requests.is_null()) continue;
     if (!requests.is_array() || requests.empty())
-      throw ConfigError(fmt::format("\"{}\" is not a list of requests", list));
+      throw ConfigError("\"{}\" is not a list of requests", list);
     return list == "steps" ? read_steps(requests) : read_sub_requests(requests);
   }
   return read_tool_calls(object);

@@ -67,7 +67,7 @@ class RecordedSessions final : public Sessions {
   }
   NextTurn turn_of(std::int64_t session, const ChildAgent& agent, std::int64_t turn, std::int64_t,
                    Rng&) const override {
-    return as_of(session, agent.told[static_cast<std::size_t>(turn)]);
+    return as_of(session, agent.told[at(turn)]);
   }
   std::shared_ptr<const Arrivals> recorded_starts() const override {
     if (!file_.has_starts) return nullptr;
@@ -94,10 +94,10 @@ class RecordedSessions final : public Sessions {
 
  private:
   const RecordedSession& of(std::int64_t session) const {
-    return file_.sessions[static_cast<std::size_t>(session) % file_.sessions.size()];
+    return file_.sessions[at(session) % file_.sessions.size()];
   }
   NextTurn replayed(std::int64_t session, std::int64_t turn) const {
-    return as_of(session, of(session).turns[static_cast<std::size_t>(turn)]);
+    return as_of(session, of(session).turns[at(turn)]);
   }
   // The turn as the session says it: in a later round with tokens of its own.
   NextTurn as_of(std::int64_t session, NextTurn turn) const {

@@ -74,8 +74,8 @@ class Assembly {
       throw ConfigError(one_line(fmt::format("\"id\" {} is that of a line above", id.dump())));
     AgentRun read = read_agent_run(run, file_.sessions.size(), from_subagents);
     if (file_.id_block_tokens != 0 && file_.id_block_tokens != read.id_block_tokens)
-      throw ConfigError(fmt::format("\"block_size\" is {}; that of the lines above is {}",
-                                    read.id_block_tokens, file_.id_block_tokens));
+      throw ConfigError("\"block_size\" is {}; that of the lines above is {}", read.id_block_tokens,
+                        file_.id_block_tokens);
     file_.id_block_tokens = read.id_block_tokens;
     file_.agents_left_out += read.left_out;
     file_.sessions.push_back({.name = name, .turns = std::move(read.turns)});
@@ -107,7 +107,7 @@ class Assembly {
     turn.prompt_tokens += context;
     turn.kept = context;
     if (turn.prompt_tokens > most)
-      throw ConfigError(fmt::format("the session of this row has more than {} tokens", most));
+      throw ConfigError("the session of this row has more than {} tokens", most);
   }
 
   // A turn that others wait for.

@@ -87,7 +87,7 @@ class SessionSource final : public RequestSource {
   }
 
   void completed(std::int64_t request, Outcome outcome, Time now) override {
-    const std::uint32_t id = agent_of_[static_cast<std::size_t>(request)];
+    const std::uint32_t id = agent_of_[at(request)];
     const std::uint32_t session = agents_.at(id).session;
     announced_.clear();
     go_on(id, outcome, now);

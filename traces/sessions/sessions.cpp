@@ -10,14 +10,9 @@
 
 namespace moesim {
 
-std::span<const Key> generated_session_keys();
-std::span<const Key> chat_session_keys();
-std::span<const Key> coding_session_keys();
-std::span<const Key> codex_session_keys();
-std::span<const Key> recorded_session_keys();
-std::unique_ptr<Sessions> make_generated_sessions(ConfigReader&);
-std::unique_ptr<Sessions> make_chat_sessions(ConfigReader&);
-std::unique_ptr<Sessions> make_recorded_sessions(ConfigReader&);
+Keys generated_session_keys, chat_session_keys, coding_session_keys, codex_session_keys,
+    recorded_session_keys;
+Registry<Sessions>::Maker make_generated_sessions, make_chat_sessions, make_recorded_sessions;
 
 const Registry<Sessions>& session_kinds() {
   static const Registry<Sessions> table(

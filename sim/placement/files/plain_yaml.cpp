@@ -33,7 +33,7 @@ class Parser {
   }
 
   Json parse() {
-    if (lines_.empty()) throw ConfigError(fmt::format("{}: is empty", file_.string()));
+    if (lines_.empty()) throw ConfigError("{}: is empty", file_.string());
     if (at_item(line().indent)) fail("is a list; expected \"key:\" lines");
     Json value = mapping(line().indent);
     if (next_ < lines_.size()) fail("is indented less than the lines before it");
@@ -53,7 +53,7 @@ class Parser {
 
   [[noreturn]] void fail(std::string_view what) const {
     const std::size_t at = std::min(next_, lines_.size() - 1);
-    throw ConfigError(fmt::format("{}:{}: {}", file_.string(), lines_[at].number, what));
+    throw ConfigError("{}:{}: {}", file_.string(), lines_[at].number, what);
   }
 
   const Line& line() const { return lines_[next_]; }

@@ -34,15 +34,15 @@ TakenRows by_number(const std::string& file, const std::vector<int>& numbers,
   for (const int layer : problem.moe_layers) {
     const auto found = std::ranges::find(numbers, layer);
     if (found == numbers.end()) missing.push_back(layer);
-    taken.rows.push_back(static_cast<std::size_t>(found - numbers.begin()));
+    taken.rows.push_back(at(found - numbers.begin()));
   }
   if (!unknown.empty() || !missing.empty())
-    throw ConfigError(fmt::format(
-        "{}: {}; the model has {} layers from 0 on, with experts in {}", file,
-        !unknown.empty() ? fmt::format("has layers that have no experts in the model: {}",
-                                       fmt::join(unknown, ", "))
-                         : fmt::format("lacks layers {}", fmt::join(missing, ", ")),
-        problem.model_layers, fmt::join(problem.moe_layers, ", ")));
+    throw ConfigError("{}: {}; the model has {} layers from 0 on, with experts in {}", file,
+                      !unknown.empty()
+                          ? fmt::format("has layers that have no experts in the model: {}",
+                                        fmt::join(unknown, ", "))
+                          : fmt::format("lacks layers {}", fmt::join(missing, ", ")),
+                      problem.model_layers, fmt::join(problem.moe_layers, ", "));
   if (drafts > 0)
     taken.remark =
         fmt::format("{}: {} layers are taken{}", file, taken.rows.size(), drafts_left_out(drafts));
@@ -76,10 +76,9 @@ TakenRows take_rows(const std::string& file, const PlacementRows& placement,
   } else if (moe_and_drafts) {
     taken.remark = fmt::format("{}: {} rows are taken{}", file, moe, drafts_left_out(drafts));
   } else {
-    throw ConfigError(
-        fmt::format("{}: {} layers; expected {}, the model's MoE layers{}{}", file, rows, moe,
-                    all == moe ? "" : fmt::format(", or {} with dense ones", all),
-                    drafts == 0 ? "" : fmt::format(", and {} that draft or not", drafts)));
+    throw ConfigError("{}: {} layers; expected {}, the model's MoE layers{}{}", file, rows, moe,
+                      all == moe ? "" : fmt::format(", or {} with dense ones", all),
+                      drafts == 0 ? "" : fmt::format(", and {} that draft or not", drafts));
   }
   return taken;
 }

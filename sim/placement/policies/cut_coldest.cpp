@@ -28,10 +28,10 @@ class CutColdest final : public Placer {
     if (!cuts()) return placement_of_slots(problem, eplb(problem, seen.load).phy2log);
     require_sound(problem, seen.load);
     if (problem.slots_per_gpu * problem.gpus != problem.experts)
-      throw ConfigError(fmt::format(
+      throw ConfigError(
           "\"cut_coldest\" makes no copies, and {} slots on each of {} GPUs leave room for some of "
           "{} experts; use a replication of 1 and GPUs that divide the experts",
-          problem.slots_per_gpu, problem.gpus, problem.experts));
+          problem.slots_per_gpu, problem.gpus, problem.experts);
     std::vector<int> order(at(problem.experts));
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, {}, [&](int expert) { return seen.load[at(expert)]; });

@@ -26,14 +26,12 @@ class Flat final : public Placer {
     require_sound(problem, seen.load);
     std::vector<int> hottest(seen.load.size());
     std::iota(hottest.begin(), hottest.end(), 0);
-    std::stable_sort(hottest.begin(), hottest.end(), [&](int a, int b) {
-      return seen.load[static_cast<std::size_t>(a)] > seen.load[static_cast<std::size_t>(b)];
-    });
+    std::stable_sort(hottest.begin(), hottest.end(),
+                     [&](int a, int b) { return seen.load[at(a)] > seen.load[at(b)]; });
     std::vector<int> copies(seen.load.size());
-    const auto slots =
-        static_cast<std::size_t>(problem.gpus) * static_cast<std::size_t>(problem.slots_per_gpu);
+    const auto slots = at(problem.gpus) * at(problem.slots_per_gpu);
     for (std::size_t slot = 0; slot < slots; ++slot) {
-      ++copies[static_cast<std::size_t>(hottest[slot % hottest.size()])];
+      ++copies[at(hottest[slot % hottest.size()])];
     }
     return {problem.experts,
             balanced_over_domains(copies, seen.load, problem.gpus, failure_domains_, "flat")};

@@ -34,17 +34,16 @@ class FromFile final : public Placer {
     require_sound(problem, seen.load);
     const std::vector<std::size_t> rows = taken(problem).rows;
     if (at(layer) >= rows.size()) {
-      throw ConfigError(
-          fmt::format("{}: {} layers; layer {} is asked for too", file_, rows.size(), layer));
+      throw ConfigError("{}: {} layers; layer {} is asked for too", file_, rows.size(), layer);
     }
     const LayerPlacement& found = read(problem).layers[rows[at(layer)]];
     require_equal("experts", found.experts(), problem.experts);
     require_equal("GPUs", found.gpus(), problem.gpus);
     if (fullest_ != problem.slots_per_gpu) {
-      throw ConfigError(fmt::format(
+      throw ConfigError(
           "{}: its fullest GPU holds {} experts, but a GPU has {} slots; replication {} fits",
           file_, fullest_, problem.slots_per_gpu,
-          double(fullest_) * problem.gpus / problem.experts));
+          double(fullest_) * problem.gpus / problem.experts);
     }
     return found;
   }
@@ -82,7 +81,7 @@ class FromFile final : public Placer {
 
   void require_equal(std::string_view what, int found, int expected) const {
     if (found == expected) return;
-    throw ConfigError(fmt::format("{}: {} {}; expected {}", file_, found, what, expected));
+    throw ConfigError("{}: {} {}; expected {}", file_, found, what, expected);
   }
 
   std::string file_;

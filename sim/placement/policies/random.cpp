@@ -23,9 +23,8 @@ class Random final : public Placer {
                        int layer) const override {
     require_sound(problem, seen.load);
     Rng rng(seed_, fmt::format("placement/random/{}", layer));
-    const auto experts = static_cast<std::size_t>(problem.experts);
-    const auto slots =
-        static_cast<std::size_t>(problem.gpus) * static_cast<std::size_t>(problem.slots_per_gpu);
+    const auto experts = at(problem.experts);
+    const auto slots = at(problem.gpus) * at(problem.slots_per_gpu);
     std::vector<int> lap(experts), copies;
     std::iota(lap.begin(), lap.end(), 0);
     while (copies.size() < slots) {

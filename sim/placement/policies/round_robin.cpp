@@ -14,11 +14,11 @@ class RoundRobin final : public Placer {
                        int) const override {
     require_sound(problem, seen.load);
     const int shift = problem.experts % problem.gpus == 0 ? 1 : 0;
-    std::vector<std::vector<int>> experts_on_gpu(static_cast<std::size_t>(problem.gpus));
+    std::vector<std::vector<int>> experts_on_gpu(at(problem.gpus));
     for (int i = 0; i < problem.gpus * problem.slots_per_gpu; ++i) {
       const int lap = i / problem.experts;
       const int gpu = (i + shift * lap) % problem.gpus;
-      experts_on_gpu[static_cast<std::size_t>(gpu)].push_back(i % problem.experts);
+      experts_on_gpu[at(gpu)].push_back(i % problem.experts);
     }
     return {problem.experts, experts_on_gpu};
   }

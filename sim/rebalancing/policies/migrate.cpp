@@ -33,8 +33,8 @@ class Migrate final : public Rebalancer {
         max_actions_(options.integer("max_actions")),
         replicas_(static_cast<int>(options.integer("replicate_candidates"))),
         free_slots_(static_cast<int>(options.integer("free_slots"))),
-        experts_(static_cast<std::size_t>(context.problem.experts)),
-        last_moved_(static_cast<std::size_t>(context.layers) * experts_) {
+        experts_(at(context.problem.experts)),
+        last_moved_(at(context.layers) * experts_) {
     limits_.slots_per_gpu = context.problem.slots_per_gpu + free_slots_;
     limits_.max_copies = static_cast<int>(options.integer("max_copies"));
     if (interval_ <= Seconds(0)) options.child("interval").fail("must be more than zero");
@@ -91,9 +91,7 @@ class Migrate final : public Rebalancer {
     };
     return moved(m.expert) || (m.partner >= 0 && moved(m.partner));
   }
-  std::size_t cell(int layer, int expert) const {
-    return static_cast<std::size_t>(layer) * experts_ + static_cast<std::size_t>(expert);
-  }
+  std::size_t cell(int layer, int expert) const { return at(layer) * experts_ + at(expert); }
 
   // Seconds gained over the horizon; nothing where too little would be saved to bother.
   double net(const Migration& m, const LayerPlacement& now, const LayerDemand& demand,
@@ -125,7 +123,7 @@ class Migrate final : public Rebalancer {
     std::int64_t actions = 0;
     for (const Migration& m : plans) {
       if (actions == max_actions_) break;
-      const auto layer = static_cast<std::size_t>(m.layer);
+      const auto layer = at(m.layer);
       // Earlier plans of the cycle may have made it impossible, or worthless.
       if (cooling(m, seen.now) || !allows(next[layer], m, limits_, seen.live) ||
           net(m, next[layer], demand[layer], steps) <= 0) {

@@ -10,9 +10,9 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<AfdStats>& fields_of(const AfdStats*) {
+Fields<AfdStats> rows_of(const AfdStats*) {
   using S = AfdStats;
-  static const Fields<S> rows{
+  return {
       {"attention_gpus", &S::attention_gpus, "GPUs of a group that hold KV cache"},
       {"ffn_gpus", &S::ffn_gpus, "GPUs of a group that hold experts"},
       {"micro_batches", &S::micro_batches, "parts of a step in flight between the sides"},
@@ -31,7 +31,6 @@ const Fields<AfdStats>& fields_of(const AfdStats*) {
       {"critical_path/STAGE", &S::critical_path, "what the time of steps consists of",
        "share of time"},
       {"ffn_memory", &S::ffn_memory, "HBM of a GPU of the experts"}};
-  return rows;
 }
 
 AfdStats afd_of(const Deployment& e, const Totals& totals) {

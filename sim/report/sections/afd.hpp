@@ -28,6 +28,6 @@ struct AfdStats {
 
 AfdStats afd_of(const Deployment&, const Totals&);
 
-const Fields<AfdStats>& fields_of(const AfdStats*);
+Fields<AfdStats> rows_of(const AfdStats*);
 
 }  // namespace moesim

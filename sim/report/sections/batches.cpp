@@ -7,27 +7,23 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<ExpertBufferStats>& fields_of(const ExpertBufferStats*) {
+Fields<ExpertBufferStats> rows_of(const ExpertBufferStats*) {
   using S = ExpertBufferStats;
-  static const Fields<S> rows{
-      {"tokens_per_rank", &S::tokens_per_rank,
-       "tokens of a rank and step for which dispatch buffers have room", "tokens"},
-      {"steps_cut", &S::steps_cut, "steps that were smaller because they were full", "", less},
-      {"rank_steps_cut", &S::rank_steps_cut, "(rank, step) pairs of these", "", less}};
-  return rows;
+  return {{"tokens_per_rank", &S::tokens_per_rank,
+           "tokens of a rank and step for which dispatch buffers have room", "tokens"},
+          {"steps_cut", &S::steps_cut, "steps that were smaller because they were full", "", less},
+          {"rank_steps_cut", &S::rank_steps_cut, "(rank, step) pairs of these", "", less}};
 }
 
-const Fields<PrefillAlignmentStats>& fields_of(const PrefillAlignmentStats*) {
+Fields<PrefillAlignmentStats> rows_of(const PrefillAlignmentStats*) {
   using S = PrefillAlignmentStats;
-  static const Fields<S> rows{
-      {"type", &S::type, "policy that holds prompts back"},
-      {"steps_held", &S::steps_held, "steps without prompts that ranks could have computed"},
-      {"share_of_steps", &S::share_of_steps, "of all steps", "share of steps"},
-      {"tokens_held", &S::tokens_held,
-       "prompt tokens that these steps could have computed, counted in each", "tokens"},
-      {"mean_wait_ms", &S::mean_wait_ms,
-       "time that prompts were held, over all requests that arrived", "ms", less}};
-  return rows;
+  return {{"type", &S::type, "policy that holds prompts back"},
+          {"steps_held", &S::steps_held, "steps without prompts that ranks could have computed"},
+          {"share_of_steps", &S::share_of_steps, "of all steps", "share of steps"},
+          {"tokens_held", &S::tokens_held,
+           "prompt tokens that these steps could have computed, counted in each", "tokens"},
+          {"mean_wait_ms", &S::mean_wait_ms,
+           "time that prompts were held, over all requests that arrived", "ms", less}};
 }
 
 void BatchSum::add(const StepRecord& record) {

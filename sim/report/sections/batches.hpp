@@ -33,7 +33,7 @@ struct ExpertBufferStats {
 
 std::optional<PrefillAlignmentStats> prefill_alignment_of(const Deployment&, const Totals&);
 
-const Fields<ExpertBufferStats>& fields_of(const ExpertBufferStats*);
-const Fields<PrefillAlignmentStats>& fields_of(const PrefillAlignmentStats*);
+Fields<ExpertBufferStats> rows_of(const ExpertBufferStats*);
+Fields<PrefillAlignmentStats> rows_of(const PrefillAlignmentStats*);
 
 }  // namespace moesim

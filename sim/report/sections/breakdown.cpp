@@ -11,18 +11,17 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<PartStats>& fields_of(const PartStats*) {
+Fields<PartStats> rows_of(const PartStats*) {
   using S = PartStats;
-  static const Fields<S> rows{
+  return {
       {"seconds", &S::seconds, "on the critical path of steps", "s", less},
       {"share", &S::share, "share of the time of all steps", "share of time"},
       {if_any, "bound_by/RESOURCE", &S::bound_by, "seconds by the resource that bounds them", "s"}};
-  return rows;
 }
 
-const Fields<BreakdownStats>& fields_of(const BreakdownStats*) {
+Fields<BreakdownStats> rows_of(const BreakdownStats*) {
   using S = BreakdownStats;
-  static const Fields<S> rows{
+  return {
       {"busy_seconds", &S::busy_seconds, "all steps' time, over all EP groups", "s"},
       {"parts/PART", &S::parts, ""},
       {"bound_by/RESOURCE", &S::bound_by, "steps' time by what bounds it", "s"},
@@ -44,25 +43,22 @@ const Fields<BreakdownStats>& fields_of(const BreakdownStats*) {
        "time of kernels that a table of another GPU measured", "share of time"},
       {if_any, "charged_share", &S::charged_share,
        "time of no kernel, as \"charges\" say: gaps, the host, token routing", "share of time"}};
-  return rows;
 }
 
-const Fields<RoutingChargeStats>& fields_of(const RoutingChargeStats*) {
+Fields<RoutingChargeStats> rows_of(const RoutingChargeStats*) {
   using S = RoutingChargeStats;
-  static const Fields<S> rows{{"fixed_us", &S::fixed_us, "GPU time of the policy in a layer", "us"},
-                              {"per_128_active_us", &S::per_128_active_us,
-                               "further time for each 128 active experts", "us"}};
-  return rows;
+  return {{"fixed_us", &S::fixed_us, "GPU time of the policy in a layer", "us"},
+          {"per_128_active_us", &S::per_128_active_us, "further time for each 128 active experts",
+           "us"}};
 }
 
-const Fields<ChargeStats>& fields_of(const ChargeStats*) {
+Fields<ChargeStats> rows_of(const ChargeStats*) {
   using S = ChargeStats;
-  static const Fields<S> rows{{"source", &S::source, "where the charges come from"},
-                              {"top_k_of_all_tokens_us", &S::top_k_of_all_tokens_us,
-                               "time of the gate when hidden states are gathered first", "us"},
-                              {"host_overhead_us", &S::host_overhead_us, "once per step", "us"},
-                              {if_any, "token_routing/POLICY", &S::token_routing, ""}};
-  return rows;
+  return {{"source", &S::source, "where the charges come from"},
+          {"top_k_of_all_tokens_us", &S::top_k_of_all_tokens_us,
+           "time of the gate when hidden states are gathered first", "us"},
+          {"host_overhead_us", &S::host_overhead_us, "once per step", "us"},
+          {if_any, "token_routing/POLICY", &S::token_routing, ""}};
 }
 
 void BreakdownSum::add(const StepRecord& record) {

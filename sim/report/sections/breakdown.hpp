@@ -46,7 +46,7 @@ struct ChargeStats {
 BreakdownStats breakdown_of(const Totals&);
 ChargeStats charges_of(const Charges&);
 
-const Fields<BreakdownStats>& fields_of(const BreakdownStats*);
-const Fields<ChargeStats>& fields_of(const ChargeStats*);
+Fields<BreakdownStats> rows_of(const BreakdownStats*);
+Fields<ChargeStats> rows_of(const ChargeStats*);
 
 }  // namespace moesim

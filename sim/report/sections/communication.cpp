@@ -7,36 +7,31 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<TrafficStats>& fields_of(const TrafficStats*) {
+Fields<TrafficStats> rows_of(const TrafficStats*) {
   using S = TrafficStats;
-  static const Fields<S> rows{
-      {"seconds", &S::time, "time that links were busy", "s", less},
-      {"hidden_seconds", &S::hidden, "seconds hidden behind computation", "s"},
-      {"share_of_busy_time", &S::share_of_busy_time, "seconds over all steps' time",
-       "share of time", less},
-      {"nvlink_bytes", &S::nvlink, "over NVLink", "B", less},
-      {"network_bytes", &S::network, "over the network", "B", less}};
-  return rows;
+  return {{"seconds", &S::time, "time that links were busy", "s", less},
+          {"hidden_seconds", &S::hidden, "seconds hidden behind computation", "s"},
+          {"share_of_busy_time", &S::share_of_busy_time, "seconds over all steps' time",
+           "share of time", less},
+          {"nvlink_bytes", &S::nvlink, "over NVLink", "B", less},
+          {"network_bytes", &S::network, "over the network", "B", less}};
 }
 
-const Fields<LayerTrafficStats>& fields_of(const LayerTrafficStats*) {
+Fields<LayerTrafficStats> rows_of(const LayerTrafficStats*) {
   using S = LayerTrafficStats;
-  static const Fields<S> rows{
-      {merged, &S::all},
-      {"mean_us_per_layer", &S::mean_us_per_layer, "mean over (MoE layer, step)", "us", less},
-      {"p99_us_per_layer", &S::p99_us_per_layer, "99th percentile of the same", "us", less}};
-  return rows;
+  return {{merged, &S::all},
+          {"mean_us_per_layer", &S::mean_us_per_layer, "mean over (MoE layer, step)", "us", less},
+          {"p99_us_per_layer", &S::p99_us_per_layer, "99th percentile of the same", "us", less}};
 }
 
-const Fields<CommunicationStats>& fields_of(const CommunicationStats*) {
+Fields<CommunicationStats> rows_of(const CommunicationStats*) {
   using S = CommunicationStats;
-  static const Fields<S> rows{{"layers_by_dispatch/DISPATCH", &S::layers_by_dispatch,
-                               "(layer, step) pairs that it carried"},
-                              {"dispatch", &S::dispatch, "tokens to the GPUs of their experts"},
-                              {"combine", &S::combine, "results back"},
-                              {"tp_all_reduce", &S::tp_all_reduce,
-                               "all-reduces within tensor-parallel ranks, exchanges of DCP"}};
-  return rows;
+  return {{"layers_by_dispatch/DISPATCH", &S::layers_by_dispatch,
+           "(layer, step) pairs that it carried"},
+          {"dispatch", &S::dispatch, "tokens to the GPUs of their experts"},
+          {"combine", &S::combine, "results back"},
+          {"tp_all_reduce", &S::tp_all_reduce,
+           "all-reduces within tensor-parallel ranks, exchanges of DCP"}};
 }
 
 void CommunicationSum::add(const StepRecord& record) {

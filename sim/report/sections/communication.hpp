@@ -36,6 +36,6 @@ struct CommunicationStats {
 /// `busy` is the time of all steps.
 CommunicationStats communication_of(const CommunicationSum&, double busy);
 
-const Fields<CommunicationStats>& fields_of(const CommunicationStats*);
+Fields<CommunicationStats> rows_of(const CommunicationStats*);
 
 }  // namespace moesim

@@ -12,9 +12,9 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<SiteEnergyStats>& fields_of(const SiteEnergyStats*) {
+Fields<SiteEnergyStats> rows_of(const SiteEnergyStats*) {
   using S = SiteEnergyStats;
-  static const Fields<S> rows{
+  return {
       {"watts_per_gpu", &S::watts_per_gpu, "(watts_per_gpu + overhead_per_gpu) x pue", "W", less},
       {"joules_per_output_token", &S::joules_per_output_token, "of the site, over tokens emitted",
        "J", less},
@@ -25,31 +25,28 @@ const Fields<SiteEnergyStats>& fields_of(const SiteEnergyStats*) {
        "at dollars_per_kwh", "dollars", less},
       {if_any, "cost_with_electricity_per_million_output_tokens", &S::cost_with_electricity,
        "price of the GPUs and electricity, where the price holds no electricity", "dollars", less}};
-  return rows;
 }
 
-const Fields<EnergyStats>& fields_of(const EnergyStats*) {
+Fields<EnergyStats> rows_of(const EnergyStats*) {
   using S = EnergyStats;
-  static const Fields<S> rows{
-      {"joules", &S::joules, "drawn by all GPUs while measured", "J"},
-      {"joules_per_output_token", &S::joules_per_output_token, "joules over tokens emitted", "J",
-       less},
-      {"joules_per_token", &S::joules_per_token,
-       "joules over tokens emitted, and prompt tokens of requests with their first token", "J",
-       less},
-      {"watts_per_gpu", &S::watts_per_gpu, "mean draw of a GPU", "W"},
-      {"share_of_limit", &S::share_of_limit, "mean draw over the data sheet's limit", "share"},
-      {"output_tokens_per_s_per_mw", &S::output_tokens_per_s_per_mw,
-       "output_throughput over the GPUs' megawatts", "tokens/s", more},
-      {"tokens_per_s_per_mw", &S::tokens_per_s_per_mw,
-       "total_token_throughput over the GPUs' megawatts", "tokens/s", more},
-      {"shares/PART", &S::shares,
-       "joules of computing by part; of exchanges what is above waiting; waits: barriers, "
-       "links, gaps between kernels; between_steps: no step under way",
-       "share of energy"},
-      {if_any, "site", &S::site, "with overhead and PUE, where power is given"},
-      {"source", &S::source, "where the power of GPUs comes from"}};
-  return rows;
+  return {{"joules", &S::joules, "drawn by all GPUs while measured", "J"},
+          {"joules_per_output_token", &S::joules_per_output_token, "joules over tokens emitted",
+           "J", less},
+          {"joules_per_token", &S::joules_per_token,
+           "joules over tokens emitted, and prompt tokens of requests with their first token", "J",
+           less},
+          {"watts_per_gpu", &S::watts_per_gpu, "mean draw of a GPU", "W"},
+          {"share_of_limit", &S::share_of_limit, "mean draw over the data sheet's limit", "share"},
+          {"output_tokens_per_s_per_mw", &S::output_tokens_per_s_per_mw,
+           "output_throughput over the GPUs' megawatts", "tokens/s", more},
+          {"tokens_per_s_per_mw", &S::tokens_per_s_per_mw,
+           "total_token_throughput over the GPUs' megawatts", "tokens/s", more},
+          {"shares/PART", &S::shares,
+           "joules of computing by part; of exchanges what is above waiting; waits: barriers, "
+           "links, gaps between kernels; between_steps: no step under way",
+           "share of energy"},
+          {if_any, "site", &S::site, "with overhead and PUE, where power is given"},
+          {"source", &S::source, "where the power of GPUs comes from"}};
 }
 
 namespace {

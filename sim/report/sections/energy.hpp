@@ -28,6 +28,6 @@ struct EnergyStats {
 std::optional<EnergyStats> energy_of(const Experiment&, std::span<const Totals> pools,
                                      const Metrics&);
 
-const Fields<EnergyStats>& fields_of(const EnergyStats*);
+Fields<EnergyStats> rows_of(const EnergyStats*);
 
 }  // namespace moesim

@@ -7,9 +7,9 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<ExpertTransferStats>& fields_of(const ExpertTransferStats*) {
+Fields<ExpertTransferStats> rows_of(const ExpertTransferStats*) {
   using S = ExpertTransferStats;
-  static const Fields<S> rows{
+  return {
       {"hits", &S::hits, "experts that ran and stood in HBM when their layer began", "", more},
       {"misses", &S::misses, "experts that ran and did not", "", less},
       {"hit_rate", &S::hit_rate, "hits / (hits + misses)", "share of runs", more},
@@ -28,14 +28,11 @@ const Fields<ExpertTransferStats>& fields_of(const ExpertTransferStats*) {
       {if_any, "held_up_seconds", &S::held_up,
        "more time of transfers as KV blocks use the host link, all GPUs", "s", less},
       {"host_source", &S::host_source, "where the host link's figures come from"}};
-  return rows;
 }
 
-const Fields<ExpertMemoryStats>& fields_of(const ExpertMemoryStats*) {
+Fields<ExpertMemoryStats> rows_of(const ExpertMemoryStats*) {
   using S = ExpertMemoryStats;
-  static const Fields<S> rows{{"type", &S::type, "policy; resident: every expert is in HBM"},
-                              {merged, &S::transfers}};
-  return rows;
+  return {{"type", &S::type, "policy; resident: every expert is in HBM"}, {merged, &S::transfers}};
 }
 
 ExpertMemoryStats expert_memory_of(const Deployment& e, const ExpertMemoryTally& tally) {

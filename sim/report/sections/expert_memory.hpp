@@ -24,6 +24,6 @@ struct ExpertMemoryStats {
 
 ExpertMemoryStats expert_memory_of(const Deployment&, const ExpertMemoryTally&);
 
-const Fields<ExpertMemoryStats>& fields_of(const ExpertMemoryStats*);
+Fields<ExpertMemoryStats> rows_of(const ExpertMemoryStats*);
 
 }  // namespace moesim

@@ -21,39 +21,35 @@ auto quantile(double share) {
 
 }  // namespace
 
-const Fields<CountHistogram>& fields_of(const CountHistogram*) {
+Fields<CountHistogram> rows_of(const CountHistogram*) {
   using S = CountHistogram;
-  static const Fields<S> rows{{"mean", &S::mean, "mean"},
-                              {"p50", quantile(.50), "median"},
-                              {"p95", quantile(.95), "95th percentile"},
-                              {"p99", quantile(.99), "99th percentile"},
-                              {"max", &S::max, "largest"}};
-  return rows;
+  return {{"mean", &S::mean, "mean"},
+          {"p50", quantile(.50), "median"},
+          {"p95", quantile(.95), "95th percentile"},
+          {"p99", quantile(.99), "99th percentile"},
+          {"max", &S::max, "largest"}};
 }
 
-const Fields<RankDistribution>& fields_of(const RankDistribution*) {
+Fields<RankDistribution> rows_of(const RankDistribution*) {
   using S = RankDistribution;
-  static const Fields<S> rows{
-      {merged, &S::steps}, {"total_by_rank", &S::total_by_rank, "sum over the steps, [EP rank]"}};
-  return rows;
+  return {{merged, &S::steps},
+          {"total_by_rank", &S::total_by_rank, "sum over the steps, [EP rank]"}};
 }
 
-const Fields<ExpertLayerStats>& fields_of(const ExpertLayerStats*) {
+Fields<ExpertLayerStats> rows_of(const ExpertLayerStats*) {
   using S = ExpertLayerStats;
-  static const Fields<S> rows{
-      {"layer", &S::layer, "number of the layer in the model"},
-      {"rank_activated", &S::rank_activated,
-       "activated whole experts of an EP rank in a step: over (rank, step)"},
-      {"rank_tokens", &S::rank_tokens,
-       "tokens of whole experts of an EP rank in a step: over (rank, step)"},
-      {"expert_tokens", &S::expert_tokens,
-       "tokens of a logical expert in a step: over (expert, step)"}};
-  return rows;
+  return {{"layer", &S::layer, "number of the layer in the model"},
+          {"rank_activated", &S::rank_activated,
+           "activated whole experts of an EP rank in a step: over (rank, step)"},
+          {"rank_tokens", &S::rank_tokens,
+           "tokens of whole experts of an EP rank in a step: over (rank, step)"},
+          {"expert_tokens", &S::expert_tokens,
+           "tokens of a logical expert in a step: over (expert, step)"}};
 }
 
-const Fields<ExpertSummary>& fields_of(const ExpertSummary*) {
+Fields<ExpertSummary> rows_of(const ExpertSummary*) {
   using S = ExpertSummary;
-  static const Fields<S> rows{
+  return {
       {"max_activated_mean", &S::max_activated_mean,
        "activated experts of the busiest EP rank, mean over (layer, step)", "", less},
       {"activated_mean", &S::activated_mean, "activated experts of an EP rank", "", less},
@@ -84,28 +80,24 @@ const Fields<ExpertSummary>& fields_of(const ExpertSummary*) {
                   "the mean tokens",
                   "", less},
                  {"worst", &S::hottest, "largest ratio seen", "max/mean", less}}}};
-  return rows;
 }
 
-const Fields<ExpertKindStats>& fields_of(const ExpertKindStats*) {
+Fields<ExpertKindStats> rows_of(const ExpertKindStats*) {
   using S = ExpertKindStats;
-  static const Fields<S> rows{{merged, &S::summary}, {if_any, "layers", &S::layers, ""}};
-  return rows;
+  return {{merged, &S::summary}, {if_any, "layers", &S::layers, ""}};
 }
 
-const Fields<HottestRank>& fields_of(const HottestRank*) {
+Fields<HottestRank> rows_of(const HottestRank*) {
   using S = HottestRank;
-  static const Fields<S> rows{
-      {"time_s", &S::time_s, "when the step ended", "s"},
-      {"layer", &S::layer, "number of the layer in the model"},
-      {"rank", &S::rank, "EP rank"},
-      {"ratio", &S::ratio, "its tokens over the mean of all ranks", "max/mean", less}};
-  return rows;
+  return {{"time_s", &S::time_s, "when the step ended", "s"},
+          {"layer", &S::layer, "number of the layer in the model"},
+          {"rank", &S::rank, "EP rank"},
+          {"ratio", &S::ratio, "its tokens over the mean of all ranks", "max/mean", less}};
 }
 
-const Fields<ExpertStats>& fields_of(const ExpertStats*) {
+Fields<ExpertStats> rows_of(const ExpertStats*) {
   using S = ExpertStats;
-  static const Fields<S> rows{
+  return {
       {merged, &S::summary},
       {"by_step_kind/KIND", &S::by_step_kind, ""},
       {"replicas", &S::replicas, "physical experts of a layer beyond the logical ones"},
@@ -119,7 +111,6 @@ const Fields<ExpertStats>& fields_of(const ExpertStats*) {
       {if_any, "hottest_ranks", &S::hottest_ranks, ""},
       {if_any, "tokens_per_expert_by_workload/WORKLOAD", &S::tokens_per_expert_by_workload,
        "[layer][logical expert] tokens of the whole run, by workload tag"}};
-  return rows;
 }
 
 namespace {
@@ -221,9 +212,9 @@ ExpertTotals sum(const std::array<ExpertTotals, 3>& kinds) {
 // row.
 Named<ExpertCounts> expert_counts(const Deployment& e, const Measurement& measurement) {
   std::map<std::string, ExpertCounts> counts;
-  const auto layers = static_cast<std::size_t>(e.model.moe_layers());
-  const auto experts = static_cast<std::size_t>(e.model.experts);
-  const auto k = static_cast<std::size_t>(e.model.experts_per_token);
+  const auto layers = at(e.model.moe_layers());
+  const auto experts = at(e.model.experts);
+  const auto k = at(e.model.experts_per_token);
   for (const Phase phase : {Phase::prefill, Phase::decode}) {
     const RoutingTrace& trace =
         phase == Phase::prefill && e.prefill_trace ? *e.prefill_trace : e.trace;
@@ -233,7 +224,7 @@ Named<ExpertCounts> expert_counts(const Deployment& e, const Measurement& measur
         auto& tag = counts[trace.workloads()[at(request.workload)]];
         tag.resize(layers, std::vector<std::int64_t>(experts));
         for (std::int64_t r = request.row_start; r < request.row_start + request.num_tokens; ++r) {
-          const auto row = static_cast<std::size_t>(r);
+          const auto row = at(r);
           if (uses[row] == 0) continue;
           const auto* id = ids.data() + row * layers * k;
           for (std::size_t l = 0; l < layers; ++l) {

@@ -120,6 +120,6 @@ struct ExpertStats {
 
 ExpertStats experts_of(const Deployment&, const ExpertSum&, const Measurement&);
 
-const Fields<ExpertStats>& fields_of(const ExpertStats*);
+Fields<ExpertStats> rows_of(const ExpertStats*);
 
 }  // namespace moesim

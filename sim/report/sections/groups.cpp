@@ -9,9 +9,9 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<RouterStats>& fields_of(const RouterStats*) {
+Fields<RouterStats> rows_of(const RouterStats*) {
   using S = RouterStats;
-  static const Fields<S> rows{
+  return {
       {"decision_us", &S::decision_us, "time for each request", "us", less},
       {"most_per_second", &S::most_per_second, "requests that it can route at most", "1/s", more},
       {"decisions", &S::decisions, "requests that it routed, over the whole run"},
@@ -19,12 +19,11 @@ const Fields<RouterStats>& fields_of(const RouterStats*) {
       {"mean_wait_ms", &S::mean_wait_ms,
        "from a request's arrival at the router to the end of its decision; part of TTFT", "ms",
        less}};
-  return rows;
 }
 
-const Fields<InstanceStats>& fields_of(const InstanceStats*) {
+Fields<InstanceStats> rows_of(const InstanceStats*) {
   using S = InstanceStats;
-  static const Fields<S> rows{
+  return {
       {"instance", &S::instance, "number of the EP group"},
       {"steps", &S::steps, "its steps"},
       {"mean_step_ms", &S::mean_step_ms, "a step", "ms", less},
@@ -39,43 +38,37 @@ const Fields<InstanceStats>& fields_of(const InstanceStats*) {
       {"prefix_hit_rate", &S::prefix_hit_rate, "prompt tokens that were cached", "share of tokens",
        more},
       {"preemptions", &S::preemptions, "requests that lost their blocks to others", "", less}};
-  return rows;
 }
 
-const Fields<PoolGroups>& fields_of(const PoolGroups*) {
+Fields<PoolGroups> rows_of(const PoolGroups*) {
   using S = PoolGroups;
-  static const Fields<S> rows{{"gpus", &S::gpus, "GPUs of the pool"},
-                              {"instances", &S::instances, "an EP group of the pool"}};
-  return rows;
+  return {{"gpus", &S::gpus, "GPUs of the pool"},
+          {"instances", &S::instances, "an EP group of the pool"}};
 }
 
-const Fields<KvTransferStats>& fields_of(const KvTransferStats*) {
+Fields<KvTransferStats> rows_of(const KvTransferStats*) {
   using S = KvTransferStats;
-  static const Fields<S> rows{
-      {"level", &S::level, "nvlink or network"},
-      {"transfers", &S::transfers, "KV caches sent"},
-      {"bytes", &S::bytes, "their sum", "B"},
-      {"mean_ms", &S::mean_ms, "mean time of a KV cache on its link", "ms", less},
-      {"mean_wait_ms", &S::mean_wait_ms, "mean wait for a busy link", "ms", less},
-      {"mean_exposed_ms", &S::mean_exposed_ms,
-       "from the first token to the KV cache's arrival, waiting included", "ms", less}};
-  return rows;
+  return {{"level", &S::level, "nvlink or network"},
+          {"transfers", &S::transfers, "KV caches sent"},
+          {"bytes", &S::bytes, "their sum", "B"},
+          {"mean_ms", &S::mean_ms, "mean time of a KV cache on its link", "ms", less},
+          {"mean_wait_ms", &S::mean_wait_ms, "mean wait for a busy link", "ms", less},
+          {"mean_exposed_ms", &S::mean_exposed_ms,
+           "from the first token to the KV cache's arrival, waiting included", "ms", less}};
 }
 
-const Fields<RoleChangeStats>& fields_of(const RoleChangeStats*) {
+Fields<RoleChangeStats> rows_of(const RoleChangeStats*) {
   using S = RoleChangeStats;
-  static const Fields<S> rows{
-      {"instance", &S::instance, "number of the EP group, the same in both pools"},
-      {"to", &S::to, "the pool that got the group"},
-      {"at_s", &S::at_s, "when the group took no more requests", "s"},
-      {if_any, "drain_s", &S::drain_s, "until its requests had finished", "s", less},
-      {if_any, "switch_s", &S::switch_s, "from then until it took requests", "s", less}};
-  return rows;
+  return {{"instance", &S::instance, "number of the EP group, the same in both pools"},
+          {"to", &S::to, "the pool that got the group"},
+          {"at_s", &S::at_s, "when the group took no more requests", "s"},
+          {if_any, "drain_s", &S::drain_s, "until its requests had finished", "s", less},
+          {if_any, "switch_s", &S::switch_s, "from then until it took requests", "s", less}};
 }
 
-const Fields<PoolRolesStats>& fields_of(const PoolRolesStats*) {
+Fields<PoolRolesStats> rows_of(const PoolRolesStats*) {
   using S = PoolRolesStats;
-  static const Fields<S> rows{
+  return {
       {"changes", &S::changes, "groups that were asked to change pools"},
       {if_any, "mean_drain_s", &S::mean_drain_s, "mean drain, of groups that drained", "s", less},
       {if_any, "mean_switch_s", &S::mean_switch_s, "mean switch, of groups that changed", "s",
@@ -86,7 +79,6 @@ const Fields<PoolRolesStats>& fields_of(const PoolRolesStats*) {
       {"away_share", &S::away_share, "group time in neither pool: draining, or switching",
        "share of time", less},
       {"events", &S::events, "each change, in order of time"}};
-  return rows;
 }
 
 std::vector<InstanceStats> instances_of(const PoolRun& pool, const Totals& totals) {

@@ -63,10 +63,10 @@ KvTransferStats transfers_of(const KvLink&, const KvTransferTally&);
 /// Which groups were in which pool, over the whole run.
 std::optional<PoolRolesStats> roles_of(const Experiment&, std::span<const RoleChange>, Time now);
 
-const Fields<RouterStats>& fields_of(const RouterStats*);
-const Fields<InstanceStats>& fields_of(const InstanceStats*);
-const Fields<PoolGroups>& fields_of(const PoolGroups*);
-const Fields<KvTransferStats>& fields_of(const KvTransferStats*);
-const Fields<PoolRolesStats>& fields_of(const PoolRolesStats*);
+Fields<RouterStats> rows_of(const RouterStats*);
+Fields<InstanceStats> rows_of(const InstanceStats*);
+Fields<PoolGroups> rows_of(const PoolGroups*);
+Fields<KvTransferStats> rows_of(const KvTransferStats*);
+Fields<PoolRolesStats> rows_of(const PoolRolesStats*);
 
 }  // namespace moesim

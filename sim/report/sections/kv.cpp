@@ -9,41 +9,37 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<MemoryBudget>& fields_of(const MemoryBudget*) {
+Fields<MemoryBudget> rows_of(const MemoryBudget*) {
   using S = MemoryBudget;
-  static const Fields<S> rows{
-      {"capacity_bytes", &S::capacity, "HBM of a GPU", "B"},
-      {"usable_bytes", &S::usable, "capacity x gpu_memory_utilization", "B"},
-      {"weights_bytes", &S::weights, "everything but routed experts", "B"},
-      {"experts_bytes", &S::experts, "routed experts, one copy of each", "B"},
-      {"replicas_bytes", &S::replicas, "redundant slots", "B"},
-      {"buffers_bytes", &S::buffers, "exchange buffers, activations, logits, rebalance buffer",
-       "B"},
-      {"rebalance_buffer_bytes", &S::rebalance_buffer, "buffers for rebalancing", "B"},
-      {"kv_bytes", &S::kv, "left for the KV cache", "B", more}};
-  return rows;
+  return {{"capacity_bytes", &S::capacity, "HBM of a GPU", "B"},
+          {"usable_bytes", &S::usable, "capacity x gpu_memory_utilization", "B"},
+          {"weights_bytes", &S::weights, "everything but routed experts", "B"},
+          {"experts_bytes", &S::experts, "routed experts, one copy of each", "B"},
+          {"replicas_bytes", &S::replicas, "redundant slots", "B"},
+          {"buffers_bytes", &S::buffers, "exchange buffers, activations, logits, rebalance buffer",
+           "B"},
+          {"rebalance_buffer_bytes", &S::rebalance_buffer, "buffers for rebalancing", "B"},
+          {"kv_bytes", &S::kv, "left for the KV cache", "B", more}};
 }
 
-const Fields<KvStats>& fields_of(const KvStats*) {
+Fields<KvStats> rows_of(const KvStats*) {
   using S = KvStats;
-  static const Fields<S> rows{
-      {"block_tokens", &S::block_tokens, "tokens of a block", "tokens"},
-      {"blocks_per_rank", &S::blocks_per_rank, "blocks of a DP rank"},
-      {"mean_utilization", &S::mean_utilization, "blocks held, over steps' time", "share"},
-      {"peak_utilization", &S::peak_utilization, "most blocks held at a time", "share", less},
-      {"preemptions", &S::preemptions, "requests that lost their blocks to others", "", less},
-      {"prefix_caching", &S::prefix_caching, "whether blocks are shared between prompts"},
-      {"prefix_queried_tokens", &S::prefix_queried_tokens, "prompt tokens looked up", "tokens"},
-      {"prefix_hit_tokens", &S::prefix_hit_tokens, "queried tokens that were cached", "tokens",
-       more},
-      {"prefix_hit_rate", &S::prefix_hit_rate, "hits / queried", "share of tokens", more},
-      {if_any, "prefix_hit_tokens_by_tier/TIER", &S::prefix_hit_tokens_by_tier,
-       "hits by where they stood, where there is a tier", "tokens"},
-      {if_any, "prefix_loaded_rate", &S::prefix_loaded_rate, "hits loaded from tiers / queried",
-       "share of tokens"},
-      {if_any, "recomputed_tokens", &S::recomputed_tokens,
-       "tokens computed again after preemptions", "tokens", less}};
-  return rows;
+  return {{"block_tokens", &S::block_tokens, "tokens of a block", "tokens"},
+          {"blocks_per_rank", &S::blocks_per_rank, "blocks of a DP rank"},
+          {"mean_utilization", &S::mean_utilization, "blocks held, over steps' time", "share"},
+          {"peak_utilization", &S::peak_utilization, "most blocks held at a time", "share", less},
+          {"preemptions", &S::preemptions, "requests that lost their blocks to others", "", less},
+          {"prefix_caching", &S::prefix_caching, "whether blocks are shared between prompts"},
+          {"prefix_queried_tokens", &S::prefix_queried_tokens, "prompt tokens looked up", "tokens"},
+          {"prefix_hit_tokens", &S::prefix_hit_tokens, "queried tokens that were cached", "tokens",
+           more},
+          {"prefix_hit_rate", &S::prefix_hit_rate, "hits / queried", "share of tokens", more},
+          {if_any, "prefix_hit_tokens_by_tier/TIER", &S::prefix_hit_tokens_by_tier,
+           "hits by where they stood, where there is a tier", "tokens"},
+          {if_any, "prefix_loaded_rate", &S::prefix_loaded_rate, "hits loaded from tiers / queried",
+           "share of tokens"},
+          {if_any, "recomputed_tokens", &S::recomputed_tokens,
+           "tokens computed again after preemptions", "tokens", less}};
 }
 
 void KvSum::add(const StepRecord& record) {

@@ -32,7 +32,7 @@ struct KvStats {
 /// Statistics of a group, or groups, with so many blocks that computed for `busy` seconds.
 KvStats kv_of(const Deployment&, const KvSum&, std::int64_t total_blocks, double busy);
 
-const Fields<MemoryBudget>& fields_of(const MemoryBudget*);
-const Fields<KvStats>& fields_of(const KvStats*);
+Fields<MemoryBudget> rows_of(const MemoryBudget*);
+Fields<KvStats> rows_of(const KvStats*);
 
 }  // namespace moesim

@@ -7,21 +7,19 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<RebalancingLog::Event>& fields_of(const RebalancingLog::Event*) {
+Fields<RebalancingLog::Event> rows_of(const RebalancingLog::Event*) {
   using S = RebalancingLog::Event;
-  static const Fields<S> rows{
-      {"at_s", &S::at, "when it was planned", "s"},
-      {"step", &S::step, "step of the group"},
-      {"layers", &S::layers, "layers whose placement changes"},
-      {"bytes", &S::bytes, "over links", "B", less},
-      {"imbalance_before", &S::imbalance_before, "as planned", "max/mean", less},
-      {"imbalance_after", &S::imbalance_after, "as planned", "max/mean", less}};
-  return rows;
+  return {{"at_s", &S::at, "when it was planned", "s"},
+          {"step", &S::step, "step of the group"},
+          {"layers", &S::layers, "layers whose placement changes"},
+          {"bytes", &S::bytes, "over links", "B", less},
+          {"imbalance_before", &S::imbalance_before, "as planned", "max/mean", less},
+          {"imbalance_after", &S::imbalance_after, "as planned", "max/mean", less}};
 }
 
-const Fields<RebalancingLog>& fields_of(const RebalancingLog*) {
+Fields<RebalancingLog> rows_of(const RebalancingLog*) {
   using S = RebalancingLog;
-  static const Fields<S> rows{
+  return {
       {"count", &S::plans, "plans that moved something"},
       {"declined", &S::declined, "plans that found nothing worth moving"},
       {"layers_switched", &S::layers_switched, "layers whose new weights arrived"},
@@ -36,35 +34,32 @@ const Fields<RebalancingLog>& fields_of(const RebalancingLog*) {
       {"events", &S::events, ""},
       {"events_left_out", [](const S& s) { return s.plans - std::ssize(s.events); },
        "plans that are not listed"}};
-  return rows;
 }
 
-const Fields<OutageRecord>& fields_of(const OutageRecord*) {
+Fields<OutageRecord> rows_of(const OutageRecord*) {
   using S = OutageRecord;
-  static const Fields<S> rows{
-      {"what", &S::what, "what stopped"},
-      {"gpus", &S::gpus, "its GPUs"},
-      {"at_s", &S::at, "when it stopped", "s"},
-      {"step_lost_seconds", &S::step_lost, "time lost with the aborted step", "s", less},
-      {"requests_moved", &S::requests, "to other ranks", "", less},
-      {"kv_tokens_lost", &S::tokens_lost, "KV cache tokens that are computed again", "tokens",
-       less},
-      {"experts_lost", &S::experts_lost, "(layer, expert) pairs of which no copy was left", "",
-       less},
-      {"bytes_moved", &S::moved, "weights over links", "B", less},
-      {"bytes_reloaded", &S::reloaded, "weights from outside", "B", less},
-      {"stopped_seconds", &S::stopped, "no GPU computed: detection, movement, reloading", "s",
-       less},
-      {"recovered_at_s", &S::recovered, "when it came back; null if it did not", "s"},
-      {"bytes_moved_back", &S::moved_back, "weights over links after that", "B", less},
-      {"stopped_again_seconds", &S::stopped_again, "no GPU computed while experts moved back", "s",
-       less}};
-  return rows;
+  return {{"what", &S::what, "what stopped"},
+          {"gpus", &S::gpus, "its GPUs"},
+          {"at_s", &S::at, "when it stopped", "s"},
+          {"step_lost_seconds", &S::step_lost, "time lost with the aborted step", "s", less},
+          {"requests_moved", &S::requests, "to other ranks", "", less},
+          {"kv_tokens_lost", &S::tokens_lost, "KV cache tokens that are computed again", "tokens",
+           less},
+          {"experts_lost", &S::experts_lost, "(layer, expert) pairs of which no copy was left", "",
+           less},
+          {"bytes_moved", &S::moved, "weights over links", "B", less},
+          {"bytes_reloaded", &S::reloaded, "weights from outside", "B", less},
+          {"stopped_seconds", &S::stopped, "no GPU computed: detection, movement, reloading", "s",
+           less},
+          {"recovered_at_s", &S::recovered, "when it came back; null if it did not", "s"},
+          {"bytes_moved_back", &S::moved_back, "weights over links after that", "B", less},
+          {"stopped_again_seconds", &S::stopped_again, "no GPU computed while experts moved back",
+           "s", less}};
 }
 
-const Fields<OutageStats>& fields_of(const OutageStats*) {
+Fields<OutageStats> rows_of(const OutageStats*) {
   using S = OutageStats;
-  static const Fields<S> rows{
+  return {
       {merged, &S::outage},
       {"gpu_seconds_down", &S::gpu_seconds_down, "its GPUs times the time away", "s", less},
       {if_any, "kv_blocks_given_up", &S::kv_blocks,
@@ -72,7 +67,6 @@ const Fields<OutageStats>& fields_of(const OutageStats*) {
       {if_any, "kv_given_up_seconds", &S::kv_seconds, "until the blocks held KV again", "s", less},
       {if_any, "requests_preempted", &S::preempted, "that held these blocks", "", less},
       {if_any, "instance", &S::instance, "the EP group, where there are several"}};
-  return rows;
 }
 
 RebalancingLog rebalancing_of(const PoolRun& pool) {

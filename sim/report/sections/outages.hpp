@@ -22,7 +22,7 @@ struct OutageStats {
 RebalancingLog rebalancing_of(const PoolRun&);
 std::vector<OutageStats> failures_of(const PoolRun&, Time now);
 
-const Fields<RebalancingLog>& fields_of(const RebalancingLog*);
-const Fields<OutageStats>& fields_of(const OutageStats*);
+Fields<RebalancingLog> rows_of(const RebalancingLog*);
+Fields<OutageStats> rows_of(const OutageStats*);
 
 }  // namespace moesim

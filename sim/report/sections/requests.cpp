@@ -14,13 +14,11 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<Attainment>& fields_of(const Attainment*) {
+Fields<Attainment> rows_of(const Attainment*) {
   using S = Attainment;
-  static const Fields<S> rows{
-      {if_any, "ttft", &S::ttft, "requests that met slo/ttft", "share of requests", more},
-      {if_any, "tpot", &S::tpot, "requests that met slo/tpot", "share of requests", more},
-      {if_any, "e2el", &S::e2el, "requests that met slo/e2el", "share of requests", more}};
-  return rows;
+  return {{if_any, "ttft", &S::ttft, "requests that met slo/ttft", "share of requests", more},
+          {if_any, "tpot", &S::tpot, "requests that met slo/tpot", "share of requests", more},
+          {if_any, "e2el", &S::e2el, "requests that met slo/e2el", "share of requests", more}};
 }
 
 namespace {
@@ -51,70 +49,67 @@ void add_latency(Fields<Metrics>& rows, std::string_view name, std::string_view 
 
 }  // namespace
 
-const Fields<Metrics>& fields_of(const Metrics*) {
+Fields<Metrics> rows_of(const Metrics*) {
   using S = Metrics;
-  static const Fields<S> rows_of_all = [] {
-    Fields<S> rows{
-        {"completed", &S::completed, "requests of the whole run that finished", "", more},
-        {"rejected", &S::rejected, "requests that no rank can ever hold", "", less},
-        {if_any, "timed_out", &S::timed_out, "requests whose client gave up waiting", "", less},
-        {if_any, "cancelled", &S::cancelled, "requests whose client left before the end", "", less},
-        {if_any, "timeout_share", &S::timeout_share, "measured requests that timed out",
-         "share of requests", less},
-        {if_any, "cancelled_share", &S::cancelled_share, "measured requests that were cancelled",
-         "share of requests", less},
-        {"measured_requests", &S::measured_requests, "requests that arrived while measured"},
-        {"completed_while_measured", &S::completed_while_measured,
-         "requests that finished while measured"},
-        {"duration_s", &S::duration_s, "length of what was measured", "s"},
-        {"request_throughput", &S::request_throughput, "requests that finish", "1/s", more},
-        {"request_goodput", &S::request_goodput,
-         "requests that finish within every objective of the SLO", "1/s", more},
-        {"slo_attainment", &S::slo_attainment,
-         "requests that met every objective; rejected and timed-out ones met none",
-         "share of requests", more},
-        {if_any, "attainment", &S::attainment, ""},
-        {"output_throughput", &S::output_throughput, "tokens emitted", "tokens/s", more},
-        {"total_token_throughput", &S::total_token_throughput,
-         "tokens emitted, and prompt tokens of requests with their first token; without prompts "
-         "that arrive computed (decode_only)",
-         "tokens/s", more}};
-    add_latency(rows, "ttft", "time to first token, from arrival", &S::ttft);
-    rows.insert(rows.end(),
-                {{if_any, "mean_ingress_ms", &S::ingress_ms,
-                  "part of mean_ttft_ms: from sending a request until the engine has its tokens",
-                  "ms", less},
-                 {if_any, "mean_queue_ms", &S::queue_ms,
-                  "part of mean_ttft_ms: from the arrival of the tokens until the first step of "
-                  "the prompt",
-                  "ms", less},
-                 {if_any, "mean_prefill_ms", &S::prefill_ms,
-                  "part of mean_ttft_ms: from the first step of the prompt until the first token",
-                  "ms", less}});
-    add_latency(rows, "tpot", "(E2EL - TTFT) / (output tokens - 1) of each request", &S::tpot);
-    add_latency(rows, "itl", "time between two tokens of a request", &S::itl);
-    add_latency(rows, "e2el", "time from arrival to the last token", &S::e2el);
-    rows.insert(
-        rows.end(),
-        {{"tokens_per_s_per_gpu", &S::tokens_per_s_per_gpu, "output_throughput / GPUs", "tokens/s",
-          more},
-         {"tokens_per_s_per_user", &S::tokens_per_s_per_user, "1000 / median_tpot_ms", "tokens/s",
-          more},
-         {"total_tokens_per_s_per_gpu", &S::total_tokens_per_s_per_gpu,
-          "total_token_throughput / GPUs", "tokens/s", more},
-         {"mfu", &S::mfu,
-          "2 flops per active weight and computed token, of the GPUs' peak at the experts' "
-          "precision",
-          "share", more},
-         {"mbu", &S::mbu, "HBM bytes read and written, of the GPUs' bandwidth", "share", more},
-         {"cost_per_million_output_tokens", &S::cost_per_million_output_tokens,
-          "all GPUs at the price of their hour; null without a price", "dollars", less}});
-    return rows;
-  }();
-  return rows_of_all;
+  Fields<S> rows{
+      {"completed", &S::completed, "requests of the whole run that finished", "", more},
+      {"rejected", &S::rejected, "requests that no rank can ever hold", "", less},
+      {if_any, "timed_out", &S::timed_out, "requests whose client gave up waiting", "", less},
+      {if_any, "cancelled", &S::cancelled, "requests whose client left before the end", "", less},
+      {if_any, "timeout_share", &S::timeout_share, "measured requests that timed out",
+       "share of requests", less},
+      {if_any, "cancelled_share", &S::cancelled_share, "measured requests that were cancelled",
+       "share of requests", less},
+      {"measured_requests", &S::measured_requests, "requests that arrived while measured"},
+      {"completed_while_measured", &S::completed_while_measured,
+       "requests that finished while measured"},
+      {"duration_s", &S::duration_s, "length of what was measured", "s"},
+      {"request_throughput", &S::request_throughput, "requests that finish", "1/s", more},
+      {"request_goodput", &S::request_goodput,
+       "requests that finish within every objective of the SLO", "1/s", more},
+      {"slo_attainment", &S::slo_attainment,
+       "requests that met every objective; rejected and timed-out ones met none",
+       "share of requests", more},
+      {if_any, "attainment", &S::attainment, ""},
+      {"output_throughput", &S::output_throughput, "tokens emitted", "tokens/s", more},
+      {"total_token_throughput", &S::total_token_throughput,
+       "tokens emitted, and prompt tokens of requests with their first token; without prompts "
+       "that arrive computed (decode_only)",
+       "tokens/s", more}};
+  add_latency(rows, "ttft", "time to first token, from arrival", &S::ttft);
+  rows.insert(
+      rows.end(),
+      {{if_any, "mean_ingress_ms", &S::ingress_ms,
+        "part of mean_ttft_ms: from sending a request until the engine has its tokens", "ms", less},
+       {if_any, "mean_queue_ms", &S::queue_ms,
+        "part of mean_ttft_ms: from the arrival of the tokens until the first step of "
+        "the prompt",
+        "ms", less},
+       {if_any, "mean_prefill_ms", &S::prefill_ms,
+        "part of mean_ttft_ms: from the first step of the prompt until the first token", "ms",
+        less}});
+  add_latency(rows, "tpot", "(E2EL - TTFT) / (output tokens - 1) of each request", &S::tpot);
+  add_latency(rows, "itl", "time between two tokens of a request", &S::itl);
+  add_latency(rows, "e2el", "time from arrival to the last token", &S::e2el);
+  rows.insert(
+      rows.end(),
+      {{"tokens_per_s_per_gpu", &S::tokens_per_s_per_gpu, "output_throughput / GPUs", "tokens/s",
+        more},
+       {"tokens_per_s_per_user", &S::tokens_per_s_per_user, "1000 / median_tpot_ms", "tokens/s",
+        more},
+       {"total_tokens_per_s_per_gpu", &S::total_tokens_per_s_per_gpu,
+        "total_token_throughput / GPUs", "tokens/s", more},
+       {"mfu", &S::mfu,
+        "2 flops per active weight and computed token, of the GPUs' peak at the experts' "
+        "precision",
+        "share", more},
+       {"mbu", &S::mbu, "HBM bytes read and written, of the GPUs' bandwidth", "share", more},
+       {"cost_per_million_output_tokens", &S::cost_per_million_output_tokens,
+        "all GPUs at the price of their hour; null without a price", "dollars", less}});
+  return rows;
 }
 
-const Fields<ClassStats>& fields_of(const ClassStats*) {
+Fields<ClassStats> rows_of(const ClassStats*) {
   using S = ClassStats;
   const auto ms = [](Summary S::*latency, double Summary::*value) {
     return [latency, value](const S& of_class) {
@@ -122,19 +117,17 @@ const Fields<ClassStats>& fields_of(const ClassStats*) {
       return summary.count == 0 ? std::nullopt : std::optional(summary.*value);
     };
   };
-  static const Fields<S> rows{
-      {"requests", &S::requests, "requests of the class that arrived while measured"},
-      {"mean_ttft_ms", ms(&S::ttft, &Summary::mean), "mean time to first token", "ms", less},
-      {"p50_ttft_ms", ms(&S::ttft, &Summary::p50), "median of the same", "ms", less},
-      {"p99_ttft_ms", ms(&S::ttft, &Summary::p99), "99th percentile of the same", "ms", less},
-      {"mean_tpot_ms", ms(&S::tpot, &Summary::mean), "mean time per output token", "ms", less},
-      {"p99_tpot_ms", ms(&S::tpot, &Summary::p99), "99th percentile of the same", "ms", less},
-      {if_any, "attainment", &S::attainment, ""},
-      {"slo_attainment", &S::slo_attainment, "requests that met every objective of the class",
-       "share of requests", more},
-      {"request_goodput", &S::request_goodput,
-       "requests that finish within every objective of the class", "1/s", more}};
-  return rows;
+  return {{"requests", &S::requests, "requests of the class that arrived while measured"},
+          {"mean_ttft_ms", ms(&S::ttft, &Summary::mean), "mean time to first token", "ms", less},
+          {"p50_ttft_ms", ms(&S::ttft, &Summary::p50), "median of the same", "ms", less},
+          {"p99_ttft_ms", ms(&S::ttft, &Summary::p99), "99th percentile of the same", "ms", less},
+          {"mean_tpot_ms", ms(&S::tpot, &Summary::mean), "mean time per output token", "ms", less},
+          {"p99_tpot_ms", ms(&S::tpot, &Summary::p99), "99th percentile of the same", "ms", less},
+          {if_any, "attainment", &S::attainment, ""},
+          {"slo_attainment", &S::slo_attainment, "requests that met every objective of the class",
+           "share of requests", more},
+          {"request_goodput", &S::request_goodput,
+           "requests that finish within every objective of the class", "1/s", more}};
 }
 
 namespace {
@@ -224,10 +217,9 @@ void add_counts(Metrics& metrics, const RequestCounts& counts, bool clients_may_
 void add_latencies(Metrics& metrics, const MeasurementSpec& e, const Measured& measured,
                    std::vector<Repeated> gaps, std::span<const RequestLife> requests) {
   metrics.itl = summarize(std::move(gaps));
-  const auto finished =
-      static_cast<std::size_t>(std::ranges::count_if(requests, [&](const RequestLife& request) {
-        return measured.holds(request) && request.state == RequestLife::State::finished;
-      }));
+  const auto finished = at(std::ranges::count_if(requests, [&](const RequestLife& request) {
+    return measured.holds(request) && request.state == RequestLife::State::finished;
+  }));
   const auto summary_of = [&](const auto wanted) {
     std::vector<double> samples;
     samples.reserve(finished);

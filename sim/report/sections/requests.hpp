@@ -59,7 +59,7 @@ Metrics metrics_of(const Experiment&, std::span<const Totals> pools, std::vector
 Named<ClassStats> classes_of(const Deployment&, const Measured&, const Metrics&,
                              std::span<const RequestLife>);
 
-const Fields<Metrics>& fields_of(const Metrics*);
-const Fields<ClassStats>& fields_of(const ClassStats*);
+Fields<Metrics> rows_of(const Metrics*);
+Fields<ClassStats> rows_of(const ClassStats*);
 
 }  // namespace moesim

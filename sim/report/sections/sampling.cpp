@@ -7,9 +7,9 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<SampledStats>& fields_of(const SampledStats*) {
+Fields<SampledStats> rows_of(const SampledStats*) {
   using S = SampledStats;
-  static const Fields<S> rows{
+  return {
       {"samples", &S::samples, "steps that others were drawn from"},
       {"spot_checks", &S::spot_checks, "steps of the run that were also priced exactly"},
       {"step_time_error", &S::step_time_error,
@@ -17,12 +17,11 @@ const Fields<SampledStats>& fields_of(const SampledStats*) {
       {"standard_error", &S::standard_error,
        "standard error of step_time_error, from the differences of checks", "relative"},
       {"worst_step_error", &S::worst_step_error, "error of the worst checked step", "relative"}};
-  return rows;
 }
 
-const Fields<CoverageStats>& fields_of(const CoverageStats*) {
+Fields<CoverageStats> rows_of(const CoverageStats*) {
   using S = CoverageStats;
-  static const Fields<S> rows{
+  return {
       {"tokens", &S::tokens, "tokens whose experts came from rows of a trace", "tokens"},
       {"recorded", &S::recorded, "rows of the bound recording, of the right phase",
        "share of tokens", more},
@@ -30,7 +29,6 @@ const Fields<CoverageStats>& fields_of(const CoverageStats*) {
       {"wrapped", &S::wrapped, "past the recording's end: rows of the next one", "share of tokens",
        less},
       {"synthetic", &S::synthetic, "made by a generator", "share of tokens"}};
-  return rows;
 }
 
 void CoverageSum::add(const StepRecord& record) {

@@ -24,7 +24,7 @@ struct CoverageStats {
 
 Named<CoverageStats> coverage_of(const CoverageSum&);
 
-const Fields<SampledStats>& fields_of(const SampledStats*);
-const Fields<CoverageStats>& fields_of(const CoverageStats*);
+Fields<SampledStats> rows_of(const SampledStats*);
+Fields<CoverageStats> rows_of(const CoverageStats*);
 
 }  // namespace moesim

@@ -15,60 +15,54 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<SessionShares>& fields_of(const SessionShares*) {
+Fields<SessionShares> rows_of(const SessionShares*) {
   using S = SessionShares;
-  static const Fields<S> rows{
-      {"service", &S::service, "from the first step of a prompt to the last token",
-       "share of time"},
-      {"queue", &S::queue, "from sending a request to the first step of its prompt",
-       "share of time", less},
-      {if_any, "join", &S::join, "waiting for agents that the main agent has started",
-       "share of time", less},
-      {"gap", &S::gap, "between a reply and the next turn", "share of time"}};
-  return rows;
+  return {{"service", &S::service, "from the first step of a prompt to the last token",
+           "share of time"},
+          {"queue", &S::queue, "from sending a request to the first step of its prompt",
+           "share of time", less},
+          {if_any, "join", &S::join, "waiting for agents that the main agent has started",
+           "share of time", less},
+          {"gap", &S::gap, "between a reply and the next turn", "share of time"}};
 }
 
-const Fields<TurnSpan>& fields_of(const TurnSpan*) {
+Fields<TurnSpan> rows_of(const TurnSpan*) {
   using S = TurnSpan;
-  static const Fields<S> rows{
-      {"agent", &S::agent, "of its session, in order of their beginning; 0: the main one"},
-      {"turn", &S::turn, "of its agent, from 0"},
-      {"sent_s", &S::sent_s, "when its client sent the turn", "s"},
-      {"begun_s", &S::begun_s, "when the first step of its prompt began", "s"},
-      {"first_token_s", &S::first_token_s, "when its first token came", "s"},
-      {"last_token_s", &S::last_token_s, "when its last token came", "s"},
-      {if_any, "loading_s", &S::loading_s,
-       "parked while blocks came from a tier, where there are any", "s"},
-      {"prompt_tokens", &S::prompt_tokens, "tokens of its prompt", "tokens"},
-      {"cached_tokens", &S::cached_tokens, "of these, cached at first admission", "tokens"},
-      {if_any, "loaded_tokens", &S::loaded_tokens,
-       "of these, loaded from tiers, where there are any", "tokens"},
-      {"output_tokens", &S::output_tokens, "tokens of its reply", "tokens"}};
-  return rows;
+  return {{"agent", &S::agent, "of its session, in order of their beginning; 0: the main one"},
+          {"turn", &S::turn, "of its agent, from 0"},
+          {"sent_s", &S::sent_s, "when its client sent the turn", "s"},
+          {"begun_s", &S::begun_s, "when the first step of its prompt began", "s"},
+          {"first_token_s", &S::first_token_s, "when its first token came", "s"},
+          {"last_token_s", &S::last_token_s, "when its last token came", "s"},
+          {if_any, "loading_s", &S::loading_s,
+           "parked while blocks came from a tier, where there are any", "s"},
+          {"prompt_tokens", &S::prompt_tokens, "tokens of its prompt", "tokens"},
+          {"cached_tokens", &S::cached_tokens, "of these, cached at first admission", "tokens"},
+          {if_any, "loaded_tokens", &S::loaded_tokens,
+           "of these, loaded from tiers, where there are any", "tokens"},
+          {"output_tokens", &S::output_tokens, "tokens of its reply", "tokens"}};
 }
 
-const Fields<SlowSession>& fields_of(const SlowSession*) {
+Fields<SlowSession> rows_of(const SlowSession*) {
   using S = SlowSession;
-  static const Fields<S> rows{{"session", &S::session, "its number, in order of their beginning"},
-                              {"begun_s", &S::begun_s, "when its first request was sent", "s"},
-                              {"ended_s", &S::ended_s, "when its last reply ended", "s"},
-                              {"turns", &S::turns, "a turn, in order of their requests"}};
-  return rows;
+  return {{"session", &S::session, "its number, in order of their beginning"},
+          {"begun_s", &S::begun_s, "when its first request was sent", "s"},
+          {"ended_s", &S::ended_s, "when its last reply ended", "s"},
+          {"turns", &S::turns, "a turn, in order of their requests"}};
 }
 
-const Fields<HitSpan>& fields_of(const HitSpan*) {
+Fields<HitSpan> rows_of(const HitSpan*) {
   using S = HitSpan;
-  static const Fields<S> rows{
+  return {
       {"begin_s", &S::begin_s, "from here on", "s"},
       {"end_s", &S::end_s, "to here", "s"},
       {"queried_tokens", &S::queried_tokens, "prompt tokens of turns sent in this time", "tokens"},
       {"hit_tokens", &S::hit_tokens, "of these, cached at first admission", "tokens"},
       {if_any, "loaded_tokens", &S::loaded_tokens,
        "of these, loaded from tiers, where there are any", "tokens"}};
-  return rows;
 }
 
-const Fields<SessionStats>& fields_of(const SessionStats*) {
+Fields<SessionStats> rows_of(const SessionStats*) {
   using S = SessionStats;
   const auto seconds = [](double Summary::*value) {
     return [value](const S& sessions) {
@@ -76,78 +70,70 @@ const Fields<SessionStats>& fields_of(const SessionStats*) {
       return summary.count == 0 ? std::nullopt : std::optional(summary.*value);
     };
   };
-  static const Fields<S> rows{
-      {"finished", &S::finished, "sessions of the whole run whose last turn was answered", "",
-       more},
-      {"broken", &S::broken, "sessions that ended with a turn rejected or abandoned", "", less},
-      {"open", &S::open, "sessions that had turns left when the run ended"},
-      {if_any, "too_long", &S::too_long,
-       "sessions with a turn beyond max_context, where they end, drop it or compact", "", less},
-      {"measured", &S::measured,
-       "finished sessions that ended after measuring began; the next rows are theirs"},
-      {"mean_completion_s", seconds(&Summary::mean),
-       "mean time from the first request to the last reply", "s", less},
-      {"p50_completion_s", seconds(&Summary::p50), "median of the same", "s", less},
-      {"p90_completion_s", seconds(&Summary::p90), "90th percentile of the same", "s", less},
-      {"p99_completion_s", seconds(&Summary::p99), "99th percentile of the same", "s", less},
-      {"mean_turns", &S::mean_turns, "turns of a session"},
-      {"share_of_time", &S::share_of_time, "where the time of sessions went"},
-      {"throughput", &S::throughput, "sessions that finish", "1/s", more},
-      {"mean_alive", &S::mean_alive, "sessions under way"},
-      {"mean_requests_in_flight", &S::mean_requests_in_flight,
-       "requests sent and not yet answered"},
-      {if_any, "slowest", &S::slowest,
-       "a session that took longest, where measurement/slowest_sessions asks"}};
-  return rows;
+  return {{"finished", &S::finished, "sessions of the whole run whose last turn was answered", "",
+           more},
+          {"broken", &S::broken, "sessions that ended with a turn rejected or abandoned", "", less},
+          {"open", &S::open, "sessions that had turns left when the run ended"},
+          {if_any, "too_long", &S::too_long,
+           "sessions with a turn beyond max_context, where they end, drop it or compact", "", less},
+          {"measured", &S::measured,
+           "finished sessions that ended after measuring began; the next rows are theirs"},
+          {"mean_completion_s", seconds(&Summary::mean),
+           "mean time from the first request to the last reply", "s", less},
+          {"p50_completion_s", seconds(&Summary::p50), "median of the same", "s", less},
+          {"p90_completion_s", seconds(&Summary::p90), "90th percentile of the same", "s", less},
+          {"p99_completion_s", seconds(&Summary::p99), "99th percentile of the same", "s", less},
+          {"mean_turns", &S::mean_turns, "turns of a session"},
+          {"share_of_time", &S::share_of_time, "where the time of sessions went"},
+          {"throughput", &S::throughput, "sessions that finish", "1/s", more},
+          {"mean_alive", &S::mean_alive, "sessions under way"},
+          {"mean_requests_in_flight", &S::mean_requests_in_flight,
+           "requests sent and not yet answered"},
+          {if_any, "slowest", &S::slowest,
+           "a session that took longest, where measurement/slowest_sessions asks"}};
 }
 
-const Fields<PrefixStats>& fields_of(const PrefixStats*) {
+Fields<PrefixStats> rows_of(const PrefixStats*) {
   using S = PrefixStats;
-  static const Fields<S> rows{
-      {"queried_tokens", &S::queried_tokens, "prompt tokens", "tokens"},
-      {"hit_tokens", &S::hit_tokens, "prompt tokens that were cached at first admission", "tokens",
-       more},
-      {"computed_tokens", &S::computed_tokens, "prompt tokens that were not", "tokens", less},
-      {if_any, "loaded_tokens", &S::loaded_tokens,
-       "hits that were loaded from tiers, where there are any", "tokens"},
-      {"ideal_hit_tokens", &S::ideal_hit_tokens, "hits of one endless cache, in whole KV blocks",
-       "tokens"},
-      {"hit_rate", &S::hit_rate, "hit / queried", "share of tokens", more},
-      {"ideal_hit_rate", &S::ideal_hit_rate, "ideal hit / queried", "share of tokens"}};
-  return rows;
+  return {{"queried_tokens", &S::queried_tokens, "prompt tokens", "tokens"},
+          {"hit_tokens", &S::hit_tokens, "prompt tokens that were cached at first admission",
+           "tokens", more},
+          {"computed_tokens", &S::computed_tokens, "prompt tokens that were not", "tokens", less},
+          {if_any, "loaded_tokens", &S::loaded_tokens,
+           "hits that were loaded from tiers, where there are any", "tokens"},
+          {"ideal_hit_tokens", &S::ideal_hit_tokens,
+           "hits of one endless cache, in whole KV blocks", "tokens"},
+          {"hit_rate", &S::hit_rate, "hit / queried", "share of tokens", more},
+          {"ideal_hit_rate", &S::ideal_hit_rate, "ideal hit / queried", "share of tokens"}};
 }
 
-const Fields<TurnGroupStats>& fields_of(const TurnGroupStats*) {
+Fields<TurnGroupStats> rows_of(const TurnGroupStats*) {
   using S = TurnGroupStats;
   const auto ms = [](double Summary::*value) {
     return [value](const S& turns) { return turns.ttft.*value; };
   };
-  static const Fields<S> rows{
-      {"requests", &S::requests, "turns that arrived while measured, and finished"},
-      {"mean_ttft_ms", ms(&Summary::mean), "mean time to first token", "ms", less},
-      {"p50_ttft_ms", ms(&Summary::p50), "median of the same", "ms", less},
-      {"p90_ttft_ms", ms(&Summary::p90), "90th percentile of the same", "ms", less},
-      {"p99_ttft_ms", ms(&Summary::p99), "99th percentile of the same", "ms", less},
-      {"mean_prompt_tokens", &S::mean_prompt_tokens, "tokens of a prompt", "tokens"},
-      {"mean_computed_tokens", &S::mean_computed_tokens, "prompt tokens that were not cached",
-       "tokens", less},
-      {"mean_output_tokens", &S::mean_output_tokens, "tokens of a reply", "tokens"},
-      {"prefix", &S::prefix, "where prompt tokens came from"}};
-  return rows;
+  return {{"requests", &S::requests, "turns that arrived while measured, and finished"},
+          {"mean_ttft_ms", ms(&Summary::mean), "mean time to first token", "ms", less},
+          {"p50_ttft_ms", ms(&Summary::p50), "median of the same", "ms", less},
+          {"p90_ttft_ms", ms(&Summary::p90), "90th percentile of the same", "ms", less},
+          {"p99_ttft_ms", ms(&Summary::p99), "99th percentile of the same", "ms", less},
+          {"mean_prompt_tokens", &S::mean_prompt_tokens, "tokens of a prompt", "tokens"},
+          {"mean_computed_tokens", &S::mean_computed_tokens, "prompt tokens that were not cached",
+           "tokens", less},
+          {"mean_output_tokens", &S::mean_output_tokens, "tokens of a reply", "tokens"},
+          {"prefix", &S::prefix, "where prompt tokens came from"}};
 }
 
-const Fields<TurnStats>& fields_of(const TurnStats*) {
+Fields<TurnStats> rows_of(const TurnStats*) {
   using S = TurnStats;
-  static const Fields<S> rows{
-      {if_any, "all", &S::all, "all turns"},
-      {if_any, "first", &S::first, "the first turns of sessions"},
-      {if_any, "later", &S::later, "all other turns"},
-      {if_any, "after_compaction", &S::after_compaction,
-       "turns with a shorter prompt than the turn before"},
-      {"by_number/TURNS", &S::by_number, "turns by their number: 1, 2, 3-4, 5-8, .."},
-      {if_any, "over_time", &S::over_time,
-       "a 24th of the run, where measurement/slowest_sessions asks"}};
-  return rows;
+  return {{if_any, "all", &S::all, "all turns"},
+          {if_any, "first", &S::first, "the first turns of sessions"},
+          {if_any, "later", &S::later, "all other turns"},
+          {if_any, "after_compaction", &S::after_compaction,
+           "turns with a shorter prompt than the turn before"},
+          {"by_number/TURNS", &S::by_number, "turns by their number: 1, 2, 3-4, 5-8, .."},
+          {if_any, "over_time", &S::over_time,
+           "a 24th of the run, where measurement/slowest_sessions asks"}};
 }
 
 namespace {
@@ -230,7 +216,7 @@ class TurnSums {
 };
 
 // Turns 1, 2, 3 to 4, 5 to 8, ..., by the power of two that ends them.
-std::size_t bucket_of(std::uint32_t turn) { return static_cast<std::size_t>(std::bit_width(turn)); }
+std::size_t bucket_of(std::uint32_t turn) { return at(std::bit_width(turn)); }
 std::string bucket_name(std::size_t bucket) {
   const std::uint64_t last = std::uint64_t{1} << bucket;
   return bucket < 2 ? fmt::format("{}", last) : fmt::format("{}-{}", last / 2 + 1, last);
@@ -249,7 +235,7 @@ std::vector<SlowSession> slowest_of(const Deployment& e, std::span<const Session
     return lives[session].ended - lives[session].begun;
   };
   std::ranges::stable_sort(order, std::greater{}, took);
-  const auto most = static_cast<std::size_t>(e.slowest_sessions);
+  const auto most = at(e.slowest_sessions);
   if (order.size() > most) order.resize(most);
   std::vector<SlowSession> slowest;
   std::vector<std::size_t> place(lives.size(), most);

@@ -78,7 +78,7 @@ SessionStats sessions_of(const Deployment&, std::span<const SessionLife>, const 
 /// First and later turns that finished, of those that arrived while measured.
 TurnStats turns_of(const Deployment&, const Requests&, const Measured&);
 
-const Fields<SessionStats>& fields_of(const SessionStats*);
-const Fields<TurnStats>& fields_of(const TurnStats*);
+Fields<SessionStats> rows_of(const SessionStats*);
+Fields<TurnStats> rows_of(const TurnStats*);
 
 }  // namespace moesim

@@ -8,9 +8,9 @@ namespace moesim {
 using enum Better;
 
 // Keys as vLLM counts.
-const Fields<SpeculationStats>& fields_of(const SpeculationStats*) {
+Fields<SpeculationStats> rows_of(const SpeculationStats*) {
   using S = SpeculationStats;
-  static const Fields<S> rows{
+  return {
       {"num_drafts", &S::verifications, "verifications of a sequence in a step"},
       {"num_draft_tokens", &S::drafted, "drafts that were verified", "tokens"},
       {"num_accepted_tokens", &S::accepted, "drafts that held", "tokens", more},
@@ -19,7 +19,6 @@ const Fields<SpeculationStats>& fields_of(const SpeculationStats*) {
        "tokens that a verification yields, its own included", "tokens", more},
       {"draft_seconds", &S::draft_seconds, "steps spent on drafting", "s", less},
       {"draft_share", &S::share_of_time, "share of the time of all steps", "share of time", less}};
-  return rows;
 }
 
 // Counts as vLLM does: the length is what a verification yields, its own token included.

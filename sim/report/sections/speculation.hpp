@@ -17,6 +17,6 @@ struct SpeculationStats : SpeculationTally {
 /// `busy` is the time of all steps.
 SpeculationStats speculation_of(const SpeculationTally&, double busy);
 
-const Fields<SpeculationStats>& fields_of(const SpeculationStats*);
+Fields<SpeculationStats> rows_of(const SpeculationStats*);
 
 }  // namespace moesim

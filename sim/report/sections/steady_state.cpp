@@ -14,24 +14,22 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<AttainmentAlong>& fields_of(const AttainmentAlong*) {
+Fields<AttainmentAlong> rows_of(const AttainmentAlong*) {
   using S = AttainmentAlong;
-  static const Fields<S> rows{
-      {"first_half", &S::first_half, "early requests that met every objective",
-       "share of requests"},
-      {"second_half", &S::second_half,
-       "late requests that met every objective: fewer if a backlog grows", "share of requests"},
-      {"standard_error", &S::standard_error, "slo_attainment in ten stretches of the run",
-       "share of requests"},
-      {"whole_run", &S::whole_run,
-       "requests of the whole run that met every objective, warm-up and end included",
-       "share of requests"}};
-  return rows;
+  return {{"first_half", &S::first_half, "early requests that met every objective",
+           "share of requests"},
+          {"second_half", &S::second_half,
+           "late requests that met every objective: fewer if a backlog grows", "share of requests"},
+          {"standard_error", &S::standard_error, "slo_attainment in ten stretches of the run",
+           "share of requests"},
+          {"whole_run", &S::whole_run,
+           "requests of the whole run that met every objective, warm-up and end included",
+           "share of requests"}};
 }
 
-const Fields<MeasurementStats>& fields_of(const MeasurementStats*) {
+Fields<MeasurementStats> rows_of(const MeasurementStats*) {
   using S = MeasurementStats;
-  static const Fields<S> rows{
+  return {
       {"window", &S::window, "measured part of the run: steady, after_warm_up or whole"},
       {"state", &S::state, "is the run steady? stable, unsteady, overloaded, too_short or offline"},
       {"begin_s", &S::begin_s, "when measuring began", "s"},
@@ -45,7 +43,6 @@ const Fields<MeasurementStats>& fields_of(const MeasurementStats*) {
        "s/s"},
       {"tpot_growth", &S::tpot_growth, "growth of TPOT, as that of TTFT", "s/s"},
       {if_any, "attainment", &S::attainment, ""}};
-  return rows;
 }
 
 namespace {

@@ -26,6 +26,6 @@ struct MeasurementStats {
 MeasurementStats steady_state_of(const Deployment&, Measurement::Window, const Totals&,
                                  std::span<const RequestLife>);
 
-const Fields<MeasurementStats>& fields_of(const MeasurementStats*);
+Fields<MeasurementStats> rows_of(const MeasurementStats*);
 
 }  // namespace moesim

@@ -8,38 +8,33 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<StepKindStats>& fields_of(const StepKindStats*) {
+Fields<StepKindStats> rows_of(const StepKindStats*) {
   using S = StepKindStats;
-  static const Fields<S> rows{
-      {"steps", &S::steps, "steps that held prefill, decode or both (mixed)"},
-      {"seconds", &S::seconds, "their sum", "s"},
-      {"share_of_time", &S::share_of_time, "share of the time of all steps", "share of time"},
-      {"mean_ms", &S::mean_ms, "a step", "ms", less},
-      {"mean_prefill_tokens", &S::mean_prefill_tokens, "prompt tokens in a step", "tokens"},
-      {"mean_decode_tokens", &S::mean_decode_tokens, "decode tokens in a step", "tokens", more},
-      {"mean_decode_tokens_per_rank", &S::mean_decode_tokens_per_rank,
-       "decode tokens in a step and DP rank", "tokens"},
-      {"mean_dummy_ranks", &S::mean_dummy_ranks,
-       "DP ranks that ran a dummy token because others had work"},
-      {"decode_tokens_per_s_per_gpu", &S::decode_tokens_per_s_per_gpu,
-       "decode tokens over the time of these steps and the GPUs of a group", "tokens/s", more},
-      {"parts_mean_ms/PART", &S::parts_mean_ms, "a step's critical path, by part", "ms", less}};
-  return rows;
+  return {{"steps", &S::steps, "steps that held prefill, decode or both (mixed)"},
+          {"seconds", &S::seconds, "their sum", "s"},
+          {"share_of_time", &S::share_of_time, "share of the time of all steps", "share of time"},
+          {"mean_ms", &S::mean_ms, "a step", "ms", less},
+          {"mean_prefill_tokens", &S::mean_prefill_tokens, "prompt tokens in a step", "tokens"},
+          {"mean_decode_tokens", &S::mean_decode_tokens, "decode tokens in a step", "tokens", more},
+          {"mean_decode_tokens_per_rank", &S::mean_decode_tokens_per_rank,
+           "decode tokens in a step and DP rank", "tokens"},
+          {"mean_dummy_ranks", &S::mean_dummy_ranks,
+           "DP ranks that ran a dummy token because others had work"},
+          {"decode_tokens_per_s_per_gpu", &S::decode_tokens_per_s_per_gpu,
+           "decode tokens over the time of these steps and the GPUs of a group", "tokens/s", more},
+          {"parts_mean_ms/PART", &S::parts_mean_ms, "a step's critical path, by part", "ms", less}};
 }
 
-const Fields<RuleShares>& fields_of(const RuleShares*) {
+Fields<RuleShares> rows_of(const RuleShares*) {
   using S = RuleShares;
-  static const Fields<S> rows{
-      {"share_of_steps", &S::share_of_steps,
-       "steps that were routed by the policies of prefill, decode or mixed", "share of steps"},
-      {"share_of_time", &S::share_of_time, "the time of these steps", "share of time"}};
-  return rows;
+  return {{"share_of_steps", &S::share_of_steps,
+           "steps that were routed by the policies of prefill, decode or mixed", "share of steps"},
+          {"share_of_time", &S::share_of_time, "the time of these steps", "share of time"}};
 }
 
-const Fields<StepStats>& fields_of(const StepStats*) {
+Fields<StepStats> rows_of(const StepStats*) {
   using S = StepStats;
-  static const Fields<S> rows{{merged, &S::by_kind, "KIND"}, {"by_rule/KIND", &S::by_rule, ""}};
-  return rows;
+  return {{merged, &S::by_kind, "KIND"}, {"by_rule/KIND", &S::by_rule, ""}};
 }
 
 void StepSum::add(const StepRecord& record) {

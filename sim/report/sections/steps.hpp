@@ -43,6 +43,6 @@ struct StepStats {
 
 StepStats steps_of(const ServedModel&, const StepSum&);
 
-const Fields<StepStats>& fields_of(const StepStats*);
+Fields<StepStats> rows_of(const StepStats*);
 
 }  // namespace moesim

@@ -9,18 +9,17 @@ namespace moesim {
 
 using enum Better;
 
-const Fields<TierLinkStats>& fields_of(const TierLinkStats*) {
+Fields<TierLinkStats> rows_of(const TierLinkStats*) {
   using S = TierLinkStats;
-  static const Fields<S> rows{
+  return {
       {"transfers", &S::transfers, "transfers that began"},
       {"bytes", &S::bytes, "what the transfers carried, on all GPUs", "B"},
       {"busy_share", &S::busy_share, "of a rank's link, of the run's time", "share of time", less}};
-  return rows;
 }
 
-const Fields<TierStats>& fields_of(const TierStats*) {
+Fields<TierStats> rows_of(const TierStats*) {
   using S = TierStats;
-  static const Fields<S> rows{
+  return {
       {"per", &S::per, "who shares one"},
       {"tiers", &S::tiers, "how many there are"},
       {"capacity_blocks", &S::capacity_blocks, "blocks that the first one holds"},
@@ -41,7 +40,6 @@ const Fields<TierStats>& fields_of(const TierStats*) {
       {"p99_wait_ms", &S::p99_wait_ms, "99th percentile of the same", "ms", less},
       {if_any, "held_up_seconds", &S::held_up_seconds,
        "more time of transfers as other loads use the host link, all ranks", "s", less}};
-  return rows;
 }
 
 namespace {

@@ -29,6 +29,6 @@ struct TierStats {
 
 Named<TierStats> tiers_of(const PoolRun&);
 
-const Fields<TierStats>& fields_of(const TierStats*);
+Fields<TierStats> rows_of(const TierStats*);
 
 }  // namespace moesim

@@ -34,7 +34,7 @@ class ActivationAware final : public OneByOneRouter {
       const std::int64_t barrier = barrier_of(group);
       for (const RankLoad& rank : group) {
         const std::int64_t kv_tokens = std::max(barrier, rank.kv_tokens + request.prompt_tokens);
-        const double experts = request.experts_read[static_cast<std::size_t>(rank.rank)];
+        const double experts = request.experts_read[at(rank.rank)];
         seconds.push_back(static_cast<double>(kv_tokens) * context_.kv_token_s +
                           weight_ * experts * context_.expert_read_s);
       }

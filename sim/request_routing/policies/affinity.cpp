@@ -42,7 +42,7 @@ class Affinity final : public OneByOneRouter {
     std::pair<double, std::int64_t> least_added;
     for (const auto& group : groups) {
       const std::int64_t requests = requests_of(group);
-      const auto rank = static_cast<std::size_t>(group.front().rank);
+      const auto rank = at(group.front().rank);
       const std::pair added{request.experts_added[rank], requests};
       const bool near = static_cast<double>(requests - fewest) <= slack_ * share;
       if (near && (best == nullptr || added < least_added)) {
@@ -53,7 +53,7 @@ class Affinity final : public OneByOneRouter {
     const auto chosen = std::ranges::min_element(*best, {}, [](const RankLoad& rank) {
       return std::pair(requests_on(rank), rank.kv_tokens);
     });
-    return {static_cast<std::size_t>(&*chosen - ranks.data()), least_added.first};
+    return {at(&*chosen - ranks.data()), least_added.first};
   }
 
   double slack_;

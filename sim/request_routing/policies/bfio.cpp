@@ -16,7 +16,7 @@ class BfIo final : public RequestRouter {
  public:
   BfIo(ConfigReader& options, const RouterContext& context)
       : horizon_(static_cast<std::int32_t>(options.integer("horizon"))),
-        window_(static_cast<std::size_t>(options.integer("window"))),
+        window_(at(options.integer("window"))),
         token_s_(options.quantity<Seconds>("step_seconds_per_token").count()),
         prediction_(options, context.seed) {
     rules_.alpha = options.number("alpha");
@@ -35,7 +35,7 @@ class BfIo final : public RequestRouter {
       for (const RankRequest& r : state.ranks[g].requests) {
         const std::int32_t left = prediction_.output(r.id, r.output_tokens) - r.generated;
         for (std::int32_t t = std::max(left, 1); left > 0 && t <= horizon_; ++t)
-          loads[static_cast<std::size_t>(t) * count + g] -= r.prompt_tokens + r.generated;
+          loads[at(t) * count + g] -= r.prompt_tokens + r.generated;
       }
     }
     const double lambda = weight_of_future(state.now, loads, count);
@@ -47,7 +47,7 @@ class BfIo final : public RequestRouter {
  private:
   // clock / (clock + steps until every rank would be empty, at token_s each, + 1 us).
   double weight_of_future(Time now, std::span<const double> loads, std::size_t ranks) const {
-    const auto last = static_cast<std::size_t>(horizon_);
+    const auto last = at(horizon_);
     std::size_t steps = horizon_ == 0 ? 0 : 1;
     const auto empty = [&](std::size_t t) {
       const auto at = loads.subspan(t * ranks, ranks);

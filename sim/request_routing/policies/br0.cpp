@@ -52,7 +52,7 @@ class Br0 final : public OneByOneRouter {
 class Br0Pool final : public RequestRouter {
  public:
   Br0Pool(ConfigReader& options, const RouterContext& context)
-      : window_(static_cast<std::size_t>(options.integer("window"))) {
+      : window_(at(options.integer("window"))) {
     rules_.beta = context.ranks_of_group();
     rules_.weights = {1};
     rules_.greedy_above = options.integer("greedy_above");

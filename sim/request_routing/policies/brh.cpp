@@ -30,7 +30,7 @@ class Lookahead {
         points_.h.push_back(static_cast<std::int32_t>(h.integer()));
       if (points_.h.empty()) options.child("points").fail("must name one step ahead or more");
     } else {
-      points_.h.resize(static_cast<std::size_t>(options.integer("horizon")) + 1);
+      points_.h.resize(at(options.integer("horizon")) + 1);
       std::iota(points_.h.begin(), points_.h.end(), 0);
     }
     for (const std::int32_t h : points_.h) points_.weight.push_back(std::pow(gamma, h));
@@ -88,7 +88,7 @@ class Brh final : public OneByOneRouter {
 class BrhPool final : public RequestRouter {
  public:
   BrhPool(ConfigReader& options, const RouterContext& context)
-      : window_(static_cast<std::size_t>(options.integer("window"))), ahead_(options, context) {
+      : window_(at(options.integer("window"))), ahead_(options, context) {
     rules_.beta = options.number_or("beta", context.ranks_of_group());
     rules_.weights = ahead_.points().weight;
     rules_.greedy_above = options.integer("greedy_above");

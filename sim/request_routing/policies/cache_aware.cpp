@@ -45,8 +45,7 @@ class CacheAware final : public OneByOneRouter {
     limits_.absolute = options.integer("balance_abs_threshold");
     limits_.relative = options.number("balance_rel_threshold");
     const auto tokens = options.integer("max_tree_tokens");
-    sent_.assign(static_cast<std::size_t>(context.ranks),
-                 SentPrefixes(static_cast<std::size_t>(tokens / context.block_tokens)));
+    sent_.assign(at(context.ranks), SentPrefixes(at(tokens / context.block_tokens)));
   }
 
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
@@ -54,14 +53,14 @@ class CacheAware final : public OneByOneRouter {
     std::vector<std::int64_t> requests, tree;
     std::vector<double> match;
     for (const RankLoad& rank : ranks) {
-      const SentPrefixes& sent = sent_[static_cast<std::size_t>(rank.rank)];
+      const SentPrefixes& sent = sent_[at(rank.rank)];
       requests.push_back(rank.waiting + rank.running);
       tree.push_back(static_cast<std::int64_t>(sent.blocks()));
       match.push_back(static_cast<double>(sent.match(request.hashes)) * block_tokens_ /
                       request.prompt_tokens);
     }
     const std::size_t chosen = cache_aware_choice(limits_, requests, match, tree);
-    sent_[static_cast<std::size_t>(ranks[chosen].rank)].add(request.hashes);
+    sent_[at(ranks[chosen].rank)].add(request.hashes);
     return {chosen, match[chosen]};
   }
   RouterNeeds needs() const override { return {.prefixes = true}; }

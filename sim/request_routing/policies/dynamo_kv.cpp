@@ -39,7 +39,7 @@ class DynamoKv final : public OneByOneRouter {
 
  private:
   double logit(const PendingRequest& request, const RankLoad& rank) const {
-    const CacheHit hit = request.hits[static_cast<std::size_t>(rank.rank)];
+    const CacheHit hit = request.hits[at(rank.rank)];
     std::int64_t prefill = request.prompt_tokens - hit.blocks * block_tokens_;
     for (const RankRequest& r : rank.requests) prefill += r.prefill_left;
     const std::int64_t lower =
@@ -51,8 +51,7 @@ class DynamoKv final : public OneByOneRouter {
            overlap_weight_ * credit;
   }
   std::size_t lowest() const {
-    return static_cast<std::size_t>(std::min_element(logits_.begin(), logits_.end()) -
-                                    logits_.begin());
+    return at(std::min_element(logits_.begin(), logits_.end()) - logits_.begin());
   }
   std::size_t draw() {
     const std::vector<double> p = dynamo_probabilities(logits_, temperature_);

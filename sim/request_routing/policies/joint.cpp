@@ -33,7 +33,7 @@ class Joint final : public RequestRouter {
     weights_.load = options.number_or("load", defaults.load);
     expected_output_ = options.number("expected_output");
     experts_from_ = read_experts_from(options);
-    batch_ = static_cast<std::size_t>(options.integer("batch"));
+    batch_ = at(options.integer("batch"));
   }
 
   void route(const RoutingState& state, std::vector<Assignment>& assignments) override {
@@ -62,12 +62,12 @@ class Joint final : public RequestRouter {
     std::vector<double> costs(ranks.size());
     for (std::size_t g = 0; g < ranks.size(); ++g) costs[g] = cost(request, ranks, g);
     if (!seed_scale_) return least(costs, ranks);
-    return static_cast<std::size_t>(std::ranges::min_element(costs) - costs.begin());
+    return at(std::ranges::min_element(costs) - costs.begin());
   }
 
   double cost(const PendingRequest& request, std::span<const RankLoad> ranks, std::size_t g) const {
     if (request.blocks > ranks[g].total_blocks) return std::numeric_limits<double>::infinity();
-    const auto rank = static_cast<std::size_t>(ranks[g].rank);
+    const auto rank = at(ranks[g].rank);
     const double cached = static_cast<double>(request.hits[rank].blocks) * context_.block_tokens;
     const auto load = static_cast<double>(ranks[g].kv_tokens);
     const JointTerms terms{static_cast<double>(request.prompt_tokens),

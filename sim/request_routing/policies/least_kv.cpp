@@ -17,8 +17,7 @@ class LeastKv final : public OneByOneRouter {
   Choice pick(const PendingRequest&, std::span<const RankLoad> ranks,
               const RoutingState&) override {
     const auto lightest = std::ranges::min_element(ranks, {}, &RankLoad::kv_tokens);
-    return {static_cast<std::size_t>(lightest - ranks.begin()),
-            static_cast<double>(lightest->kv_tokens)};
+    return {at(lightest - ranks.begin()), static_cast<double>(lightest->kv_tokens)};
   }
 };
 

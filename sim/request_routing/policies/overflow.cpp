@@ -20,7 +20,7 @@ class Overflow final : public OneByOneRouter {
               const RoutingState& state) override {
     outputs_.catch_up(state.finished);
     HorizonPoints points;
-    points.h.resize(static_cast<std::size_t>(std::max(outputs_.longest(), 1)));
+    points.h.resize(at(std::max(outputs_.longest(), 1)));
     std::iota(points.h.begin(), points.h.end(), 0);
     points.weight.assign(points.h.size(), 1);
     points = survived(std::move(points), outputs_);

@@ -32,7 +32,7 @@ class FrontEndsInTurn final : public OneByOneRouter {
  public:
   FrontEndsInTurn(ConfigReader& options, int front_ends, const RouterContext& context)
       : OneByOneRouter(options),
-        rank_of_group_(static_cast<std::size_t>(context.groups), 0),
+        rank_of_group_(at(context.groups), 0),
         ranks_of_group_(context.ranks_of_group()) {
     Rng rng(context.seed, "request_routing/front_ends");
     const auto groups = static_cast<std::uint64_t>(context.groups);
@@ -42,9 +42,7 @@ class FrontEndsInTurn final : public OneByOneRouter {
   Choice pick(const PendingRequest&, std::span<const RankLoad> ranks,
               const RoutingState&) override {
     std::size_t& turn = group_of_front_end_[served_++ % group_of_front_end_.size()];
-    const auto group_at = [&](const RankLoad& load) {
-      return static_cast<std::size_t>(load.rank / ranks_of_group_);
-    };
+    const auto group_at = [&](const RankLoad& load) { return at(load.rank / ranks_of_group_); };
     auto chosen = std::ranges::lower_bound(ranks, turn, {}, group_at);
     if (chosen == ranks.end()) chosen = ranks.begin();
     const std::size_t group = group_at(*chosen);
@@ -54,7 +52,7 @@ class FrontEndsInTurn final : public OneByOneRouter {
     if (chosen == ranks.end() || group_at(*chosen) != group) chosen = first;
     turn = (group + 1) % rank_of_group_.size();
     rank = chosen->rank + 1;
-    return {static_cast<std::size_t>(chosen - ranks.begin())};
+    return {at(chosen - ranks.begin())};
   }
 
  private:

@@ -14,9 +14,9 @@ class Vllm final : public OneByOneRouter {
       : OneByOneRouter(options),
         interval_(to_duration(options.quantity<Seconds>("interval"))),
         clients_(options.integer("clients")),
-        waiting_(static_cast<std::size_t>(ranks)) {
+        waiting_(at(ranks)) {
     const Range client{0, static_cast<double>(clients_ - 1)};
-    start_ = static_cast<std::size_t>(ranks * options.integer("client", client) / clients_);
+    start_ = at(ranks * options.integer("client", client) / clients_);
     if (interval_ <= Duration{}) options.node().fail("\"interval\" must be above zero");
   }
 
@@ -39,7 +39,7 @@ class Vllm final : public OneByOneRouter {
   RouterNeeds needs() const override { return {.statistics_interval = interval_}; }
 
  private:
-  static std::size_t id(const RankLoad& r) { return static_cast<std::size_t>(r.rank); }
+  static std::size_t id(const RankLoad& r) { return at(r.rank); }
 
   Duration interval_;
   std::int64_t clients_;

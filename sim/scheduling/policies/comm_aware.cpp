@@ -26,7 +26,7 @@ class CommAware final : public LimitedScheduler {
     within_target.token_room = static_cast<std::int32_t>(
         std::min<std::int64_t>(rank.token_room, load.tokens + room(rank, load)));
     const auto takes = [&](const Sequence& sequence) {
-      return chosen[static_cast<std::size_t>(&sequence - rank.running.data())] != 0;
+      return chosen[at(&sequence - rank.running.data())] != 0;
     };
     plan.clear();
     Leftover left = plan_running(within_target, limits(), OutOfBlocks::gives_up, takes, plan);

@@ -16,7 +16,7 @@ void admit_first(RankView rank, const BatchLimits& limits, Kind&& kind, Leftover
                  StepPlan& plan) {
   if (left.out_of_blocks) return;
   const auto other = std::ranges::find_if_not(rank.waiting, kind);
-  rank.waiting = rank.waiting.first(static_cast<std::size_t>(other - rank.waiting.begin()));
+  rank.waiting = rank.waiting.first(at(other - rank.waiting.begin()));
   plan_waiting(rank, limits, left, plan);
 }
 

@@ -31,7 +31,7 @@ class Metro final : public TokenRouter {
   }
 
   void route(const RoutingProblem& problem, SlotChoice choice) const override {
-    const MetroTurns& turns = turns_.at(static_cast<std::size_t>(problem.layer));
+    const MetroTurns& turns = turns_.at(at(problem.layer));
     check(turns.experts() == problem.tokens.size(),
           "a routing was made for a placement of another number of experts");
     Workspace& workspace = workspace_.local();
@@ -39,16 +39,16 @@ class Metro final : public TokenRouter {
     const std::span<std::int32_t> tokens_of_slot = choice.tokens_of_slot;
     if (order_ != Order::random) return turns.route(problem.tokens, tokens_of_slot, active);
 
-    active.assign(static_cast<std::size_t>(problem.placement.gpus()), 0);
+    active.assign(at(problem.placement.gpus()), 0);
     std::ranges::fill(tokens_of_slot, 0);
     // An expert without tokens passes through: which ones have some, no branch could guess.
     const auto serve = [&](std::int32_t expert) {
-      const std::int32_t tokens = problem.tokens[static_cast<std::size_t>(expert)];
+      const std::int32_t tokens = problem.tokens[at(expert)];
       const Host host = least_active_host(problem.placement.host_gpus_of(expert), active);
       // Not `+=`: the next choice would wait until this one was read once more.
       active[host.gpu] = host.active + (tokens > 0 ? 1 : 0);
       const std::int32_t slot = problem.placement.hosts_of(expert)[host.place];
-      tokens_of_slot[static_cast<std::size_t>(slot)] = tokens;
+      tokens_of_slot[at(slot)] = tokens;
     };
     std::vector<std::int32_t>& shuffled = workspace.shuffled;
     shuffled.resize(turns.experts());
@@ -64,7 +64,7 @@ class Metro final : public TokenRouter {
 
  private:
   static std::vector<std::int32_t> fixed_order(const LayerPlacement& layer, Order order) {
-    std::vector<std::int32_t> experts(static_cast<std::size_t>(layer.experts()));
+    std::vector<std::int32_t> experts(at(layer.experts()));
     std::iota(experts.begin(), experts.end(), 0);
     if (order == Order::fewest_replicas) {
       std::stable_sort(experts.begin(), experts.end(), [&](std::int32_t a, std::int32_t b) {

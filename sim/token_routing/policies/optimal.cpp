@@ -16,7 +16,7 @@ class Optimal final : public TokenRouter {
   }
 
   void route(const RoutingProblem& problem, SlotChoice choice) const override {
-    layers_.at(static_cast<std::size_t>(problem.layer))
+    layers_.at(at(problem.layer))
         .serve(problem.placement, problem.tokens, workspace_.local(), choice.tokens_of_slot);
   }
 

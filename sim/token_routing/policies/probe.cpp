@@ -80,7 +80,7 @@ class Probe final : public TokenRouter {
     for (std::size_t expert = 0; expert < tokens.size(); ++expert) {
       for (std::int32_t token = 0; token < problem.tokens[expert]; ++token) {
         const bool right = rng.uniform() < limits_.accuracy;
-        ++tokens[right ? expert : static_cast<std::size_t>(rng.below(tokens.size()))];
+        ++tokens[right ? expert : at(rng.below(tokens.size()))];
       }
     }
   }

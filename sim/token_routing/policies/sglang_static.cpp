@@ -27,7 +27,7 @@ class SglangStatic final : public RowRouter {
 
  private:
   static std::vector<std::int32_t> dispatch_map(const LayerPlacement& layer, Rng& rng) {
-    const auto experts = static_cast<std::size_t>(layer.experts());
+    const auto experts = at(layer.experts());
     std::vector<std::int32_t> map(experts * at(layer.gpus()), -1);
     for (int expert = 0; expert < layer.experts(); ++expert) {
       const auto slot_of_rank = [&](int rank) -> std::int32_t& {

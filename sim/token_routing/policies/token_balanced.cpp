@@ -19,7 +19,7 @@ class TokenBalanced final : public TokenRouter {
 
   void route(const RoutingProblem& problem, SlotChoice choice) const override {
     auto& [min_exp, flow_space] = workspace_.local();
-    layers_.at(static_cast<std::size_t>(problem.layer))
+    layers_.at(at(problem.layer))
         .serve(problem.placement, problem.tokens, min_exp, choice.tokens_of_slot);
     TokenFlow flow(problem.placement, flow_space, choice.tokens_of_slot);
     flow.spare_slots(flow.minimise());

@@ -20,8 +20,7 @@ class Trtllm final : public RowRouter {
                        if (position % block_size == 0) seen.assign(problem.tokens.size(), 0);
                        const std::uint16_t expert = problem.rows.ids[i];
                        const auto slots = problem.placement.slots_of(expert);
-                       const auto turn = static_cast<std::size_t>(seen[expert]++) +
-                                         position / block_size + static_cast<std::size_t>(rank);
+                       const auto turn = at(seen[expert]++) + position / block_size + at(rank);
                        slot_of_selection[i] = slots[turn % slots.size()];
                      }
                    });

@@ -38,7 +38,7 @@ Json measure_article(const ConfigNode& node, TraceLibrary&) {
     ArticleWorld world;
     world.ranks = static_cast<int>(r.integer_or("ranks", world.ranks, {1, 1024}));
     world.slots = r.integer_or("slots", world.slots, {1, 65536});
-    const auto seeds = static_cast<std::size_t>(r.integer_or("seeds", 4, {1, 1000}));
+    const auto seeds = at(r.integer_or("seeds", 4, {1, 1000}));
     const std::vector<double> bs{0, .3, .5, 1};
     // Gains are against JSQ, so that one runs too, first.
     std::vector<NamedRouter> routers{{"jsq", ConfigNode("jsq", "article").as_policy()}};

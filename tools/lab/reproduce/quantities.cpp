@@ -6,7 +6,6 @@
 #include <numeric>
 #include <optional>
 
-#include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
 #include "hardware/at.hpp"
@@ -185,7 +184,7 @@ LayerPlacement placement_of(int experts, const ConfigNode& experts_on_gpu) {
   try {
     return {experts, integers(experts_on_gpu)};
   } catch (const std::invalid_argument& error) {
-    experts_on_gpu.fail(fmt::format("{}; \"tokens\" has {} experts", error.what(), experts));
+    experts_on_gpu.fail("{}; \"tokens\" has {} experts", error.what(), experts);
   }
 }
 
@@ -223,8 +222,8 @@ Json measure_place(ConfigReader& r, TraceLibrary&) {
       std::ranges::any_of(expected, [&](const std::vector<int>& layer) {
         return std::ssize(layer) != placed.front().slots();
       })) {
-    r.node().fail(fmt::format("\"expected\" is not {} layers of {} slots", placed.size(),
-                              placed.front().slots()));
+    r.node().fail("\"expected\" is not {} layers of {} slots", placed.size(),
+                  placed.front().slots());
   }
   int different = 0;
   for (std::size_t layer = 0; layer < placed.size(); ++layer) {

@@ -23,10 +23,9 @@ double look_up(const ConfigNode& node, const Answers& measured) {
   const auto colon = place.find(':');
   const auto found = measured.find(place.substr(0, colon));
   if (colon == std::string::npos || found == measured.end())
-    node.fail(fmt::format("\"{}\" is not a name:/pointer into \"measured\"", place));
+    node.fail("\"{}\" is not a name:/pointer into \"measured\"", place);
   const Json* value = find_value(found->second, place.substr(colon + 1));
-  if (value == nullptr || !value->is_number())
-    node.fail(fmt::format("there is no number at \"{}\"", place));
+  if (value == nullptr || !value->is_number()) node.fail("there is no number at \"{}\"", place);
   return value->get<double>();
 }
 

@@ -8,8 +8,6 @@
 #include <numeric>
 #include <string>
 
-#include <fmt/format.h>
-
 #include "hardware/rng.hpp"
 #include "sim/step/two_term.hpp"
 
@@ -59,12 +57,12 @@ std::vector<RouterTestbed::Job> read_jobs(const std::filesystem::path& requests)
     const auto prompt = std::from_chars(line.data(), end, job.prompt);
     if (prompt.ec != std::errc{} || prompt.ptr == end || *prompt.ptr != ',' ||
         std::from_chars(prompt.ptr + 1, end, job.output).ec != std::errc{}) {
-      throw ConfigError(fmt::format("{}:{}: expected prompt,output in tokens", requests.string(),
-                                    jobs.size() + 2));
+      throw ConfigError("{}:{}: expected prompt,output in tokens", requests.string(),
+                        jobs.size() + 2);
     }
     jobs.push_back(job);
   }
-  if (jobs.empty()) throw ConfigError(fmt::format("{}: no requests in it", requests.string()));
+  if (jobs.empty()) throw ConfigError("{}: no requests in it", requests.string());
   return jobs;
 }
 
@@ -78,8 +76,8 @@ BfIoResult bfio_testbed(RequestRouter& router, const std::filesystem::path& requ
   constexpr double c = (slots * 0.6e-3 + 35e-3) / 16, t_length = 1.5 * 2 * 576 * 61e-6 / 1048576;
   const std::vector<RouterTestbed::Job> trace = read_jobs(requests);
   RouterTestbed bed(workers, slots, router);
-  const auto ending = static_cast<std::size_t>(
-      std::ranges::count_if(trace, [](const auto& job) { return job.output > 0; }));
+  const auto ending =
+      at(std::ranges::count_if(trace, [](const auto& job) { return job.output > 0; }));
   std::size_t revealed = 0;
   const auto fill = [&](double clock) {
     while (revealed < trace.size() && bed.pending() < std::size_t{4} * workers)

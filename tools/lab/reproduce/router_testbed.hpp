@@ -21,7 +21,7 @@ class RouterTestbed {
   };
 
   RouterTestbed(int ranks, std::int64_t seats, RequestRouter& router)
-      : seats_(seats), router_(router), on_(static_cast<std::size_t>(ranks)), kv_(on_.size()) {}
+      : seats_(seats), router_(router), on_(at(ranks)), kv_(on_.size()) {}
 
   void arrive(Job job) {
     pending_.push_back(static_cast<std::uint32_t>(jobs_.size()));
@@ -34,7 +34,7 @@ class RouterTestbed {
     std::vector<double> loads;
     for (const auto& ids : on_) {
       double load = 0;
-      for (std::size_t i = 0; i < std::min(ids.size(), static_cast<std::size_t>(seats_)); ++i)
+      for (std::size_t i = 0; i < std::min(ids.size(), at(seats_)); ++i)
         load += jobs_[ids[i]].prompt + jobs_[ids[i]].generated;
       loads.push_back(load);
     }
@@ -58,7 +58,7 @@ class RouterTestbed {
                     assignments);
       if (assignments.empty()) break;
       for (const Assignment& a : assignments) {
-        const auto rank = static_cast<std::size_t>(a.rank);
+        const auto rank = at(a.rank);
         on_[rank].push_back(shown[a.pending].id);
         kv_[rank] += shown[a.pending].prompt_tokens;
         pending_.erase(std::ranges::find(pending_, shown[a.pending].id));
@@ -72,7 +72,7 @@ class RouterTestbed {
     std::int64_t tokens = 0;
     for (std::size_t g = 0; g < on_.size(); ++g) {
       auto& ids = on_[g];
-      const std::size_t running = std::min(ids.size(), static_cast<std::size_t>(seats_));
+      const std::size_t running = std::min(ids.size(), at(seats_));
       tokens += static_cast<std::int64_t>(running);
       std::size_t kept = 0;
       for (std::size_t i = 0; i < ids.size(); ++i) {

@@ -28,7 +28,7 @@ std::vector<std::filesystem::path> files_in(const std::filesystem::path& folder)
     if (entry.path().extension() == ".json") files.push_back(entry.path());
   }
   if (files.empty()) {
-    throw ConfigError(fmt::format("{}: no folder with figures in it", folder.string()));
+    throw ConfigError("{}: no folder with figures in it", folder.string());
   }
   std::ranges::sort(files);
   return files;
@@ -45,7 +45,7 @@ std::filesystem::path file_of(const std::string& name, const std::filesystem::pa
     if (stem.starts_with(name.substr(0, telling)))
       like += (like.empty() ? "; names like it: " : ", ") + stem;
   }
-  throw ConfigError(fmt::format("no figure is called \"{}\" in {}{}", name, folder.string(), like));
+  throw ConfigError("no figure is called \"{}\" in {}{}", name, folder.string(), like);
 }
 
 /// Text of RESULTS.md above the counts, which is written by hand; a title where there is no page.

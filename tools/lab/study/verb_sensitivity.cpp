@@ -72,9 +72,9 @@ const Metric& metric_named(const std::string& name) {
   std::vector<std::string_view> names;
   for (const Metric& metric : metric_catalogue) names.push_back(metric.name);
   const std::string_view nearest = nearest_name(name, names);
-  throw ConfigError(fmt::format("--of: \"{}\" is not a metric; {}", name,
-                                nearest.empty() ? "choose of " + join_names(names)
-                                                : fmt::format("did you mean \"{}\"?", nearest)));
+  throw ConfigError("--of: \"{}\" is not a metric; {}", name,
+                    nearest.empty() ? "choose of " + join_names(names)
+                                    : fmt::format("did you mean \"{}\"?", nearest));
 }
 
 int run(const SensitivityOptions& options) {
@@ -84,9 +84,8 @@ int run(const SensitivityOptions& options) {
     read_configs(config, options.overrides, configs);
   constexpr std::size_t most = 64;
   if (configs.size() > most) {
-    throw ConfigError(
-        fmt::format("sensitivity: {} deployments are more than {}; give a smaller sweep",
-                    configs.size(), most));
+    throw ConfigError("sensitivity: {} deployments are more than {}; give a smaller sweep",
+                      configs.size(), most);
   }
   TraceLibrary traces;
   Remarks remarks;

@@ -14,9 +14,7 @@ namespace moesim {
 
 namespace {
 
-std::string name_of(Difference kind) {
-  return std::string(difference_names[static_cast<std::size_t>(kind)]);
-}
+std::string name_of(Difference kind) { return std::string(difference_names[at(kind)]); }
 
 // Ratios by a key of their contrast; none where the key is empty.
 using Sorted = std::map<std::pair<Difference, std::string>, std::vector<ContrastRatios>>;

@@ -121,12 +121,11 @@ std::optional<Asked> by_roofline(const PowerFamily& family, const TableRow& row,
 double shape_number(const TableRow& row, std::string_view name) {
   const auto values = values_of(row.text("shape"));
   const auto found = values.find(name);
-  if (found == values.end())
-    throw ConfigError(fmt::format("{}: the shape has no {}", row.place(), name));
+  if (found == values.end()) throw ConfigError("{}: the shape has no {}", row.place(), name);
   const auto number = try_number<double>(found->second);
   if (!number || !(*number > 0))
-    throw ConfigError(fmt::format("{}: the shape's {} is no number above 0: {}", row.place(), name,
-                                  found->second));
+    throw ConfigError("{}: the shape's {} is no number above 0: {}", row.place(), name,
+                      found->second);
   return *number;
 }
 
@@ -302,8 +301,8 @@ FittedPower fit_power(const PowerPoints& measured) {
   power.limit = measured.limit;
   power.idle = Watts(std::round(idle_of(measured.watts)));
   if (power.idle >= power.limit)
-    throw ConfigError(fmt::format("the least draw, {:g} W, is not below limit_watts, {:g} W",
-                                  power.idle.value(), power.limit.value()));
+    throw ConfigError("the least draw, {:g} W, is not below limit_watts, {:g} W",
+                      power.idle.value(), power.limit.value());
   Misses all, all_left_out;
   for (std::size_t i = 0; i < power.classes.size(); ++i) {
     const auto kind = static_cast<PowerClass>(i);
@@ -317,8 +316,8 @@ FittedPower fit_power(const PowerPoints& measured) {
         point.watts = (power.idle + (power.limit - power.idle) * point.watts).value();
     }
     if (points.size() < fewest)
-      throw ConfigError(fmt::format("{} rows of the class {}; {} are needed", points.size(),
-                                    power_class_names[i], fewest));
+      throw ConfigError("{} rows of the class {}; {} are needed", points.size(),
+                        power_class_names[i], fewest);
     std::vector<PowerPoint> kept, left_out;
     for (const PowerPoint& point : points) (is_left_out(point) ? left_out : kept).push_back(point);
     PowerErrors& errors = fit.errors[i];

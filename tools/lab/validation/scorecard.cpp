@@ -96,7 +96,7 @@ std::string summary(const std::vector<ServingRun>& runs, bool fitted, const char
 }  // namespace
 
 std::string scorecard(const std::vector<ServingRun>& runs, const std::vector<std::string>& files) {
-  const auto fitted = static_cast<std::size_t>(std::ranges::count_if(runs, &ServingRun::fitted));
+  const auto fitted = at(std::ranges::count_if(runs, &ServingRun::fitted));
   const std::string fit = fitted == 0
                               ? ""
                               : fmt::format(

@@ -63,7 +63,7 @@ void set(ServingSpeed& speed, Figure figure, double value, const std::string& id
   double& place = figure == Figure::ttft   ? speed.ttft_ms
                   : figure == Figure::tpot ? speed.tpot_ms
                                            : speed.per_gpu;
-  if (place > 0) throw ConfigError(fmt::format("points: a figure of run {} is there twice", id));
+  if (place > 0) throw ConfigError("points: a figure of run {} is there twice", id);
   place = value;
 }
 

@@ -63,8 +63,8 @@ std::string preset_text(const OrderedJson& preset) {
 int calibrate_engine(const CalibrateOptions& options) {
   const auto runs = runs_of_engine(read_points(options.serving), options.engine, options.root);
   if (runs.size() < 10)
-    throw ConfigError(fmt::format("{}: {} runs of {} that can be predicted; ten are needed",
-                                  options.serving, runs.size(), options.engine));
+    throw ConfigError("{}: {} runs of {} that can be predicted; ten are needed", options.serving,
+                      runs.size(), options.engine);
   const EngineConstants fitted = fit_engine(runs);
   const HeldOutErrors errors = held_out_errors(runs);
   const std::string name = options.source.empty() ? options.serving : options.source;
@@ -199,8 +199,8 @@ int calibrate_families(const CalibrateOptions& options) {
   if (found == gpus.end()) {
     std::vector<std::string> names;
     for (const auto& [name, gpu] : gpus) names.push_back(name);
-    throw ConfigError(fmt::format("calibrate: no tables were measured on \"{}\"; choose one of: {}",
-                                  options.gpu, fmt::join(names, ", ")));
+    throw ConfigError("calibrate: no tables were measured on \"{}\"; choose one of: {}",
+                      options.gpu, fmt::join(names, ", "));
   }
   MeasuredGpu& gpu = found->second;
   const ErrorsByKind before = errors_by_kind(gpu.calls, gpu.gpu);
@@ -256,7 +256,7 @@ int calibrate_power(const CalibrateOptions& options) {
   try {
     fit = fit_power(read_power_points(options.power, name, gpu));
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}: {}", options.power, name, error.what()));
+    throw ConfigError("{}: {}: {}", options.power, name, error.what());
   }
   const std::string source = options.source.empty() ? options.power : options.source;
   fit.power.source = "fitted on measured kernels: " + source;
@@ -298,8 +298,8 @@ int calibrate_gpu(const CalibrateOptions& options) {
   const std::string source = options.source.empty() ? options.points : options.source;
   const auto fitted = calibrate(points, options.gpu, predictor, gpu, source);
   if (fitted.empty())
-    throw ConfigError(fmt::format("{}: no family of {} is measured at least four times",
-                                  options.points, options.gpu));
+    throw ConfigError("{}: no family of {} is measured at least four times", options.points,
+                      options.gpu);
   OrderedJson file = as_written(path);
   Table table({"constants", "points", "median error", "p90 error"});
   for (const FittedConstants& family : fitted) {

@@ -100,7 +100,7 @@ std::string to_csv(const std::vector<ValidatedPoint>& points) {
       predicted = fmt::format("{:.5g}", prediction.value);
       error = fmt::format("{:.1f}", p.error_pct());
       extrapolated = prediction.extrapolated ? "yes" : "no";
-      evidence = evidence_names[static_cast<std::size_t>(prediction.evidence)];
+      evidence = evidence_names[at(prediction.evidence)];
       breakdown = prediction.breakdown;
     }
     text += fmt::format(
@@ -179,8 +179,8 @@ std::map<std::string, std::filesystem::path> named_files(const std::vector<std::
   for (const std::string& option : options) {
     const std::size_t equals = option.find('=');
     if (equals == 0 || equals == std::string::npos || equals + 1 == option.size()) {
-      throw ConfigError(fmt::format(
-          "--gpu {}: expected NAME=FILE, e.g. H100-SXM-80GB=hardware/gpus/h100.json", option));
+      throw ConfigError("--gpu {}: expected NAME=FILE, e.g. H100-SXM-80GB=hardware/gpus/h100.json",
+                        option);
     }
     files[option.substr(0, equals)] = option.substr(equals + 1);
   }
@@ -197,9 +197,9 @@ int say_contrasts(const ValidateOptions& options, const std::vector<ServingRun>&
   const ContrastReport report = contrast_report(runs);
   if (report.contrasts.empty()) {
     throw ConfigError(
-        fmt::format("--contrasts: no two of {} predicted runs (category e2e) differ in one thing "
-                    "only: layout, experts (EP), GPU, engine, precision or batch",
-                    report.runs));
+        "--contrasts: no two of {} predicted runs (category e2e) differ in one thing "
+        "only: layout, experts (EP), GPU, engine, precision or batch",
+        report.runs);
   }
   if (!options.csv.empty()) write_file(options.csv, to_csv(report.contrasts));
   print(options.json ? to_json(report).dump(1) + "\n" : to_text(report));
