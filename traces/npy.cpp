@@ -114,7 +114,7 @@ class HeaderParser {
       std::int64_t value = 0;
       const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
       if (error != std::errc() || value < 0) refuse("has a malformed shape");
-      rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
+      rest_.remove_prefix(at(end - rest_.data()));
       values.push_back(value);
       const bool comma = accept(',');
       if (!comma && values.size() == 1) refuse("has a malformed shape");
@@ -131,14 +131,35 @@ class HeaderParser {
 NpyType parse_type(std::string_view descr) {
   const std::string_view name = descr.substr(std::min<std::size_t>(1, descr.size()));
   const auto found = std::find(npy_type_names.begin(), npy_type_names.end(), name);
-  const bool known = found != npy_type_names.end();
-  if (known && descr[0] == '>')
-    refuse(fmt::format("is big-endian ('{}'); save it little-endian", descr));
-  const bool no_order = name == "u1" && descr[0] == '|';
-  if (!known || !(descr[0] == '<' || no_order))
-    refuse(fmt::format("has elements of type '{}'; can be read: little-endian {}", descr,
+  const bool no_order = name.ends_with('1') && descr[0] == '|';
+  if (found == npy_type_names.end() || !(descr[0] == '<' || descr[0] == '>' || no_order))
+    refuse(fmt::format("has elements of type '{}'; can be read: {}", descr,
                        fmt::join(npy_type_names, " ")));
   return static_cast<NpyType>(found - npy_type_names.begin());
+}
+
+// Elements of another order as little-endian ones in C order, where the last index runs fastest.
+std::string reordered(std::string_view elements, std::span<const std::int64_t> shape,
+                      std::size_t size, bool fortran_order, bool big_endian) {
+  std::string out(elements.size(), '\0');
+  std::vector<std::size_t> strides(shape.size(), 1);  // of each index in the file
+  for (std::size_t i = 1; i < shape.size(); ++i)
+    strides[i] = strides[i - 1] * static_cast<std::size_t>(shape[i - 1]);
+  for (std::size_t element = 0; element * size < out.size(); ++element) {
+    std::size_t from = element;
+    if (fortran_order) {
+      from = 0;
+      for (std::size_t i = shape.size(), rest = element; i-- > 0;) {
+        const auto extent = static_cast<std::size_t>(shape[i]);
+        from += rest % extent * strides[i];
+        rest /= extent;
+      }
+    }
+    char* to = &out[element * size];
+    std::copy_n(&elements[from * size], size, to);
+    if (big_endian) std::reverse(to, to + size);
+  }
+  return out;
 }
 
 std::int64_t checked_elements(std::span<const std::int64_t> shape, std::size_t element_bytes) {
@@ -176,12 +197,11 @@ Layout find_header(std::string_view file) {
 
 /// Everything before the elements, of which there must be as many bytes as the shape says.
 std::string npy_start(NpyType type, std::span<const std::int64_t> shape, std::size_t bytes) {
-  const std::size_t expected =
-      static_cast<std::size_t>(checked_elements(shape, bytes_of(type))) * bytes_of(type);
+  const std::size_t expected = at(checked_elements(shape, bytes_of(type))) * bytes_of(type);
   check(bytes == expected, "an .npy array was written with another shape than its own");
   std::string header =
       fmt::format("{{'descr': '{}{}', 'fortran_order': False, 'shape': ({}{}), }}",
-                  type == NpyType::u1 ? '|' : '<', npy_type_names[static_cast<std::size_t>(type)],
+                  bytes_of(type) == 1 ? '|' : '<', npy_type_names[static_cast<std::size_t>(type)],
                   fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
   // The data starts at a multiple of 64 bytes; the header ends with a newline.
   constexpr std::size_t prefix = 10;
@@ -197,7 +217,8 @@ std::string npy_start(NpyType type, std::span<const std::int64_t> shape, std::si
 }  // namespace
 
 std::size_t bytes_of(NpyType type) {
-  constexpr std::array<std::size_t, npy_type_names.size()> sizes{1, 2, 2, 4, 8, 2, 4, 8};
+  constexpr std::array<std::size_t, npy_type_names.size()> sizes{1, 1, 2, 4, 8, 1,
+                                                                 2, 4, 8, 2, 4, 8};
   return sizes[static_cast<std::size_t>(type)];
 }
 
@@ -218,21 +239,26 @@ NpyArray::NpyArray(std::shared_ptr<const void> storage, std::string_view bytes,
   try {
     const auto [literal, offset] = find_header(bytes);
     const Header header = HeaderParser(literal).parse();
-    if (header.fortran_order)
-      refuse("is in Fortran order; save it in C order (numpy.ascontiguousarray)");
     type_ = parse_type(header.type);
     shape_ = header.shape;
     const std::size_t element_bytes = bytes_of(type_);
     elements_ = checked_elements(shape_, element_bytes);
-    const std::size_t expected = static_cast<std::size_t>(elements_) * element_bytes;
+    const std::size_t expected = at(elements_) * element_bytes;
     if (bytes.size() - offset != expected)
       refuse(fmt::format("holds {} bytes of data, but its shape ({}) of {} needs {}",
                          bytes.size() - offset, fmt::join(shape_, ", "), header.type, expected));
     if (offset % element_bytes != 0)
       refuse("has data that is not aligned to its elements; save it again with numpy");
     data_ = reinterpret_cast<const std::byte*>(bytes.data()) + offset;
+    const bool big_endian = header.type.starts_with('>') && element_bytes > 1;
+    if (header.fortran_order || big_endian) {
+      const auto own = std::make_shared<const std::string>(
+          reordered(bytes.substr(offset), shape_, element_bytes, header.fortran_order, big_endian));
+      data_ = reinterpret_cast<const std::byte*>(own->data());
+      storage_ = own;
+    }
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", place, error.what()));
+    throw ConfigError("{}: {}", place, error.what());
   }
 }
 
@@ -252,8 +278,12 @@ std::vector<double> NpyArray::to_doubles() const {
     return std::vector<double>(values.begin(), values.end());
   };
   switch (type_) {
+    case NpyType::b1: break;
     case NpyType::u1: return convert(static_cast<const std::uint8_t*>(nullptr));
     case NpyType::u2: return convert(static_cast<const std::uint16_t*>(nullptr));
+    case NpyType::u4: return convert(static_cast<const std::uint32_t*>(nullptr));
+    case NpyType::u8: return convert(static_cast<const std::uint64_t*>(nullptr));
+    case NpyType::i1: return convert(static_cast<const std::int8_t*>(nullptr));
     case NpyType::i2: return convert(static_cast<const std::int16_t*>(nullptr));
     case NpyType::i4: return convert(static_cast<const std::int32_t*>(nullptr));
     case NpyType::i8: return convert(static_cast<const std::int64_t*>(nullptr));
@@ -261,9 +291,13 @@ std::vector<double> NpyArray::to_doubles() const {
     case NpyType::f8: return convert(static_cast<const double*>(nullptr));
     case NpyType::f2: break;
   }
-  const std::span bits(reinterpret_cast<const std::uint16_t*>(data_),
-                       static_cast<std::size_t>(elements_));
-  std::vector<double> values(bits.size());
+  std::vector<double> values(static_cast<std::size_t>(elements_));
+  if (type_ == NpyType::b1) {
+    std::transform(data_, data_ + elements_, values.begin(),
+                   [](std::byte truth) { return truth == std::byte{0} ? 0.0 : 1.0; });
+    return values;
+  }
+  const std::span bits(reinterpret_cast<const std::uint16_t*>(data_), values.size());
   std::transform(bits.begin(), bits.end(), values.begin(), from_half);
   return values;
 }
@@ -284,8 +318,7 @@ void write_npy(const std::filesystem::path& file, NpyType type, std::span<const 
                        std::fwrite(elements.data(), 1, elements.size(), out) == elements.size();
   const bool closed = out != nullptr && std::fclose(out) == 0;
   if (!written || !closed)
-    throw ConfigError(
-        fmt::format("{}: cannot be written: {}", file.string(), std::strerror(errno)));
+    throw ConfigError("{}: cannot be written: {}", file.string(), std::strerror(errno));
 }
 
 }  // namespace moesim

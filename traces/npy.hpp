@@ -14,13 +14,15 @@
 
 namespace moesim {
 
-/// Type of an element of an .npy file: little-endian, by numpy's names.
-enum class NpyType { u1, u2, i2, i4, i8, f2, f4, f8 };
-inline constexpr std::array<std::string_view, 8> npy_type_names{"u1", "u2", "i2", "i4",
-                                                                "i8", "f2", "f4", "f8"};
+/// Type of an element of an .npy file, by numpy's names.
+enum class NpyType { b1, u1, u2, u4, u8, i1, i2, i4, i8, f2, f4, f8 };
+inline constexpr std::array<std::string_view, 12> npy_type_names{
+    "b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"};
 std::size_t bytes_of(NpyType);
+/// True of integers and truth values.
+constexpr bool is_whole(NpyType type) { return type < NpyType::f2; }
 
-/// The NpyType of a C++ type. f2 has none: read it with to_doubles().
+/// The NpyType of a C++ type. b1 and f2 have none: read them with to_doubles().
 template <class T>
 inline constexpr NpyType npy_type = T::no_such_npy_type;
 template <>
@@ -30,6 +32,12 @@ inline constexpr NpyType npy_type<std::uint16_t> = NpyType::u2;
 template <>
 inline constexpr NpyType npy_type<std::int16_t> = NpyType::i2;
 template <>
+inline constexpr NpyType npy_type<std::uint32_t> = NpyType::u4;
+template <>
+inline constexpr NpyType npy_type<std::uint64_t> = NpyType::u8;
+template <>
+inline constexpr NpyType npy_type<std::int8_t> = NpyType::i1;
+template <>
 inline constexpr NpyType npy_type<std::int32_t> = NpyType::i4;
 template <>
 inline constexpr NpyType npy_type<std::int64_t> = NpyType::i8;
@@ -38,8 +46,9 @@ inline constexpr NpyType npy_type<float> = NpyType::f4;
 template <>
 inline constexpr NpyType npy_type<double> = NpyType::f8;
 
-/// An array in an .npy file (format versions 1 to 3, C order), memory-mapped. Copies share the
-/// mapping. Format: numpy.lib.format, NEP 1.
+/// An array in an .npy file (format versions 1 to 3), memory-mapped; in memory, as little-endian
+/// and in C order, if the file is not so. Copies share the storage. Format: numpy.lib.format,
+/// NEP 1.
 class NpyArray {
  public:
   /// Throws ConfigError if the file is no such array, or is not exactly as long as its header says.
@@ -55,7 +64,7 @@ class NpyArray {
   template <class T>
   std::span<const T> as() const {
     check(npy_type<T> == type_, "an .npy array was read as another type than its own");
-    return {reinterpret_cast<const T*>(data_), static_cast<std::size_t>(elements_)};
+    return {reinterpret_cast<const T*>(data_), at(elements_)};
   }
   /// The elements of any type, flat, converted.
   std::vector<double> to_doubles() const;
