@@ -68,6 +68,16 @@ class Tensor:
         return _rebuild_tensor_v2, (self.storage, 0, self.shape, tuple(stride), False, collections.OrderedDict())
 
 
+class View(Tensor):
+    """A part of a storage."""
+
+    def __init__(self, storage, offset, shape):
+        self.storage, self.offset, self.shape = storage, offset, shape
+
+    def __reduce__(self):
+        return _rebuild_tensor_v2, (self.storage, self.offset, self.shape, (self.shape[1], 1), False, collections.OrderedDict())
+
+
 def save_torch(file, value):
     storages, out = [], io.BytesIO()
 
@@ -75,8 +85,9 @@ def save_torch(file, value):
         def persistent_id(self, thing):
             if not isinstance(thing, Storage):
                 return None
-            storages.append(thing)
-            return "storage", getattr(torch, thing.kind), str(len(storages) - 1), "cpu", len(thing.values)
+            if thing not in storages:
+                storages.append(thing)
+            return "storage", getattr(torch, thing.kind), str(storages.index(thing)), "cpu", len(thing.values)
 
     Pickler(out, protocol=2).dump(value)
     with zipfile.ZipFile(file, "w") as made:
@@ -156,7 +167,8 @@ def vllm(work, trace, tags):
         for i, request in enumerate(trace.requests):
             coded = base64.b64encode(npy((request["num_tokens"], LAYERS, K), flat(trace.with_dense(i)))).decode()
             out.write(json.dumps({"id": f"cmpl-{i}", "choices": [{"index": 0, "text": "x", "routed_experts": coded}],
-                                  "usage": {"prompt_tokens": request["prompt_rows"], "completion_tokens": 5}}) + "\n")
+                                  "usage": {"prompt_tokens": request["prompt_rows"],
+                                            "completion_tokens": request["num_tokens"] - request["prompt_rows"] + 1}}) + "\n")
     same("vllm", work, trace, [answers], "--requests", tags)
 
 
@@ -271,7 +283,7 @@ def sglang(work, trace, tags):
 
     answers = work / "sglang.json"
     answers.write_text(json.dumps([
-        {"text": "x", "meta_info": {"prompt_tokens": q["prompt_rows"], "completion_tokens": 5, "routed_experts":
+        {"text": "x", "meta_info": {"prompt_tokens": q["prompt_rows"], "completion_tokens": q["num_tokens"] - q["prompt_rows"] + 1, "routed_experts":
                                     base64.b64encode(struct.pack(f"<{len(ids)}i", *ids)).decode()}}
         for i, q in enumerate(trace.requests) for ids in [flat(trace.with_dense(i))]]))
     same("sglang", work, trace, [answers], "--requests", tags)
@@ -294,6 +306,35 @@ def trtllm(work, trace, native):
         raw = (out / "expert_counts.npy").read_bytes()
         values = struct.unpack(f"<{MOE * EXPERTS}q", raw[10 + struct.unpack("<H", raw[8:10])[0]:])
         check(list(values) == [2 * (i // EXPERTS) + 1 for i in range(MOE * EXPERTS)], "trtllm: counts differ")
+    # Ranks of two pipeline stages.
+    for rank in range(2):
+        save_safetensors(folder / f"rank{rank}.safetensors", {
+            f"{iteration}_{layer + 1}": ([EXPERTS], [layer + iteration] * EXPERTS)
+            for iteration in (5, 6) for layer in range(rank * MOE // 2, (rank + 1) * MOE // 2)})
+    done, out = import_as("trtllm", work, [folder])
+    if done.returncode == 0:
+        raw = (out / "expert_counts.npy").read_bytes()
+        values = struct.unpack(f"<{2 * MOE * EXPERTS}q", raw[10 + struct.unpack("<H", raw[8:10])[0]:])
+        check(list(values) == [layer + i for i in (5, 6) for layer in range(MOE) for _ in range(EXPERTS)], "trtllm: counts of stages differ")
+    # With EPLB on the engine counts slots, and the file that placed them says whose they are.
+    slots = EXPERTS + 8
+    for rank in range(2):
+        save_safetensors(folder / f"rank{rank}.safetensors", {f"100_{layer + 1}": ([slots], [1] * slots) for layer in range(MOE)})
+    (folder / "meta_info.json").write_text(json.dumps({"num_experts": slots, "num_experts_per_token": K}))
+    eplb = work / "eplb.yaml"
+    eplb.write_text(f"num_slots: {slots}\nlayer_updates_per_iter: 0\ninitial_global_assignments:\n" + "".join(
+        f"  {layer + 1}: {[i % EXPERTS for i in range(slots)]}\n" for layer in range(MOE)))
+    done, out = import_as("trtllm", work, [folder], "--placement", eplb, "--gpus", 8)
+    if done.returncode == 0:
+        raw = (out / "expert_counts.npy").read_bytes()
+        values = struct.unpack(f"<{MOE * EXPERTS}q", raw[10 + struct.unpack("<H", raw[8:10])[0]:])
+        check(list(values) == ([4] * 8 + [2] * (EXPERTS - 8)) * MOE, "trtllm: counts of slots differ")
+    done, _ = import_as("trtllm", work, [folder], expected=2)
+    check("--placement takes its file" in done.stderr, f"trtllm: slots without a map: {done.stderr}")
+    # Such files do not say how many GPUs there are.
+    (work / "tokens.json").write_text(json.dumps({"tokens": [[1] * EXPERTS] * MOE}))
+    done = run("replay", "--tokens", work / "tokens.json", "--placement", eplb, "--routing", "metro", "--gpus", 8, "--json")
+    check(done.returncode == 0, f"replay --tokens of an EPLB file: {done.stderr}")
 
 
 def hf(work, trace, native):
@@ -314,8 +355,10 @@ def hf(work, trace, native):
                 for layer, logits in enumerate(layers):
                     made.writestr(f"arr_{layer}.npy", npy((len(rows), EXPERTS), logits, "e", "<f2"))
         else:
-            save_torch(folder / f"{i}.pt", {"router_logits": tuple(Tensor((len(rows), EXPERTS), logits, "FloatStorage")
-                                                                   for logits in layers)})
+            # Dense layers have none; and parts of one tensor lie in one storage.
+            whole = Storage("FloatStorage", flat(layers))
+            save_torch(folder / f"{i}.pt", {"router_logits": (None, *(
+                View(whole, layer * len(rows) * EXPERTS, (len(rows), EXPERTS)) for layer in range(MOE)))})
     same("hf", work, trace, [folder], "--requests", native)
 
 
@@ -389,6 +432,9 @@ def rows_and_layers(work):
     real = rows(3, len(numbers), 8, 2)
     among = [[row[numbers.index(i)] if i in numbers else [0, 0] for i in range(len(blocks))] for row in real]
     small(work, "rows of blocks", "vllm", nemotron, "a.npy", npy((3, len(blocks), 2), flat(among)), ids=real, numbers=numbers)
+    bare = base64.b64encode(struct.pack(f"<{len(flat(among))}i", *flat(among))).decode()
+    small(work, "bare ids of blocks", "sglang", nemotron, "a.json",
+          json.dumps({"meta_info": {"prompt_tokens": 2, "routed_experts": bare}}).encode(), ids=real, numbers=numbers)
     log = "".join(json.dumps({"req_id": 1, "token_idx": t, "layer": layer, "topk_ids": ids}) + "\n"
                   for t, row in enumerate(real) for layer, ids in zip(numbers, row))
     small(work, "a log of blocks", "jsonl", nemotron, "a.jsonl", log.encode(), ids=real, numbers=numbers)
@@ -405,6 +451,46 @@ def rows_and_layers(work):
              "choices": [{"index": 0, "routed_experts": coded(real[6:9])}, {"index": 1, "routed_experts": coded(real[9:])}]}
     small(work, "a prompt's rows apart", "vllm", config(4, 8, 2), "a.json", json.dumps(apart).encode(),
           "16 tokens of 2 requests (12 of prompts)", ids=real[:9] + real[:6] + real[9:])
+    # Several prompts in one request: the usage is their sum, and a choice may have its own prompt's ids.
+    two = {"id": "a", "usage": {"prompt_tokens": 10, "completion_tokens": 2},
+           "choices": [{"index": i, "routed_experts": coded(real[5 * i:5 * i + 5])} for i in range(2)]}
+    small(work, "two prompts", "vllm", config(4, 8, 2), "a.json", json.dumps(two).encode(),
+          "10 tokens of 2 requests (10 of prompts)", "2 of 2 requests do not say", ids=real)
+    for choice, tokens in zip(two["choices"], (3, 4)):
+        choice["prompt_token_ids"] = [7] * tokens
+    small(work, "two prompts with their ids", "vllm", config(4, 8, 2), "a.json", json.dumps(two).encode(),
+          "10 tokens of 2 requests (7 of prompts)", ids=real)
+    # Rows that were asked for from the prompt's fifth token on.
+    part = {"id": "a", "usage": {"prompt_tokens": 8, "completion_tokens": 7}, "choices": [{"routed_experts": coded(real)}]}
+    small(work, "rows from a later token on", "vllm", config(4, 8, 2), "a.json", json.dumps(part).encode(),
+          "10 tokens of 1 requests (4 of prompts)", ids=real)
+    # Lines of vllm run-batch, of which one failed and one was aborted.
+    lines = [{"custom_id": "0", "response": {"status_code": 200, "body": apart}, "error": None},
+             {"custom_id": "1", "response": {"status_code": 400, "body": {"message": "no"}}, "error": {"code": 400}},
+             {"custom_id": "2", "response": {"body": {"id": "b", "choices": [{"routed_experts": None}]}}}]
+    small(work, "a batch's lines", "vllm", config(4, 8, 2), "a.jsonl", "\n".join(map(json.dumps, lines)).encode(),
+          "16 tokens of 2 requests (12 of prompts)", "2 responses that failed", ids=real[:9] + real[:6] + real[9:])
+    small(work, "failed lines alone", "vllm", config(4, 8, 2), "a.jsonl", json.dumps(lines[2]).encode(), "routed_experts", expected=2)
+    # The same split of a request as arrays.
+    def split(file):
+        with zipfile.ZipFile(file, "w") as made:
+            made.writestr("routed_experts.npy", npy((4, 4, 2), flat(real[6:])))
+            made.writestr("prompt_routed_experts.npy", npy((6, 4, 2), flat(real[:6])))
+    small(work, "a split request", "vllm", config(4, 8, 2), "a.npz", split, "10 tokens of 1 requests (6 of prompts)", ids=real)
+    # Every tensor-parallel rank of SGLang dumps the same tokens.
+    def rank(file):
+        for number in range(2):
+            draw_ids = random.Random(7)
+            records = [{"forward_pass_id": i, "forward_mode": 1 if i == 0 else 2, "rank": number,
+                        "input_ids": [5] * tokens, "positions": list(range(at, at + tokens)),
+                        "extend_seq_lens": [tokens] if i == 0 else None,
+                        "topk_ids_of_layer": Tensor((4, tokens, 2), flat([draw_ids.sample(range(8), 2) for _ in range(4 * tokens)]))}
+                       for i, (at, tokens) in enumerate([(0, 3), (3, 1)])]
+            file.mkdir(exist_ok=True)
+            save_torch(file / f"dump_{number}.pt", {"records": records})
+        (file / ".DS_Store").write_bytes(b"x")
+    small(work, "ranks that dump the same", "sglang", config(4, 8, 2), "folder", rank,
+          "4 tokens of 1 requests (3 of prompts)", "1 files of ranks")
     # A load in a layer without experts is of another model.
     counts = Tensor((1, 2, 4), [5] * 4 + [1, 2, 3, 4])
     small(work, "counts of a dense layer", "sglang", config(2, 4, 1, step=2), "a.pt",
@@ -506,6 +592,21 @@ def counts(work):
             check(all(len(set(layer)) == K for layer in layers), "counts: an expert twice")
     done = run("trace", "generate", "--model", model_file, "--gating", json.dumps(gating | {"workloads": ["art"]}), "-o", work / "x")
     check(done.returncode == 2 and 'no array "art"' in done.stderr, f"counts of a workload that is none: {done.stderr}")
+    # SGLang's dump has a row for the dense layer too; shares are a load as counts are.
+    load = [[0] * 64] + [list(range(1, 65))] * MOE
+    save_torch(work / "counts.pt", {"logical_count": Tensor((1, LAYERS, 64), flat(load), "LongStorage")})
+    (work / "shares.npy").write_bytes(npy((MOE, 64), [n / 2080 for n in flat(load[1:])], "d", "<f8"))
+    traces = []
+    for name in ("counts.pt", "shares.npy"):
+        one = {"type": "counts", "file": str(work / name), "requests": 2, "prompt_rows": 0, "decode_rows": 100}
+        done = run("trace", "generate", "--model", model_file, "--gating", json.dumps(one), "-o", work / f"of_{name}")
+        check(done.returncode == 0, f"counts of {name}: {done.stderr}")
+        traces.append([e for rows in Trace(work / f"of_{name}").rows for e in flat(rows)])
+    for ids in traces:
+        high = sum(e >= 32 for e in ids) / len(ids)
+        check(abs(high - 1552 / 2080) < .03, f"counts: {high} of the upper half, expected {1552 / 2080}")
+    done = run("place", "--policy", "eplb", "--load", work / "shares.npy", "--gpus", 4, "--model", root / "models/zoo/olmoe_1b_7b.json")
+    check(done.returncode == 2, f"a load of another model: {done.stderr}")
 
 
 def main():

@@ -2,6 +2,7 @@
 #include "tools/policies/verb_trace_import.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -30,7 +31,7 @@ const ImportForm& form_named(const std::string& name) {
     if (form.name == name) return form;
     names.push_back(form.name);
   }
-  throw ConfigError(fmt::format("--from {}: unknown; one of: {}", name, join_names(names)));
+  throw ConfigError("--from {}: unknown; one of: {}", name, join_names(names));
 }
 
 // Which expert each slot of each layer with experts holds.
@@ -52,12 +53,17 @@ std::vector<std::vector<int>> slots_of(const ImportCommand& command, const MoeMo
   return slots;
 }
 
+// Writes whole numbers where all are; else means and shares as they stand.
 void write_counts(const Array& counts, const std::filesystem::path& directory) {
+  const std::filesystem::path file = directory / "expert_counts.npy";
+  if (!std::ranges::all_of(counts.values, [](double n) { return n == std::floor(n); })) {
+    write_file(file, npy_bytes<double>(counts.shape, std::span<const double>(counts.values)));
+    return;
+  }
   std::vector<std::int64_t> tokens(counts.values.size());
   std::transform(counts.values.begin(), counts.values.end(), tokens.begin(),
                  [](double value) { return static_cast<std::int64_t>(value); });
-  write_file(directory / "expert_counts.npy",
-             npy_bytes<std::int64_t>(counts.shape, std::span<const std::int64_t>(tokens)));
+  write_file(file, npy_bytes<std::int64_t>(counts.shape, std::span<const std::int64_t>(tokens)));
 }
 
 void report_trace(const RoutingTrace& trace, const std::string& output) {
@@ -105,7 +111,8 @@ void add_trace_import(CLI::App& trace, const std::shared_ptr<Action>& chosen) {
   option(*read, "--model", command->model, model_option, mandatory);
   read->add_option("--placement", command->placement,
                    "placement file: the recording's ids are its slots");
-  option(*read, "--gpus", command->gpus, "GPUs that hold the placement's slots", at_least_one());
+  option(*read, "--gpus", command->gpus, "GPUs that hold the placement's slots", at_least_one())
+      ->needs("--placement");
   read->add_option("--requests", command->requests,
                    "JSON lines, one for each request: prompt_tokens, workload, file");
   option(*read, "-o,--output", command->output, "directory to write", mandatory);

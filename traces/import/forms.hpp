@@ -26,9 +26,15 @@ bool is_json_file(const std::filesystem::path&);
 /// for each line of a .jsonl file.
 void for_each_json(const std::filesystem::path& file,
                    const std::function<void(const std::string& place, const Json&)>& fn);
-/// Every "routed_experts" in a response of vLLM or SGLang is a request: base64 of an .npy file or
-/// of bare int32 [tokens, layers, k], or lists of these. Whether there was one.
-bool add_response(const std::string& place, const Json& response, TraceBuilder&);
+/// Adds the responses of vLLM or SGLang in a file, alone or in lines of a batch. Every
+/// "routed_experts" is a request: base64 of an .npy file or of bare int32 [tokens, layers, k], or
+/// lists of these. Failed responses are left out with a remark. `advice` says how to ask for them.
+void add_responses(const std::filesystem::path&, std::string_view advice, TraceBuilder&);
+/// Adds the requests of one response, and returns their number.
+std::size_t add_response(const std::string& place, const Json& response, TraceBuilder&);
+
+/// Rows behind others of the same layers, `ahead` of no shape being none. Throws ConfigError.
+Array joined(const std::string& place, Array ahead, const Array& ids);
 
 /// The bytes that base64 stands for. Throws ConfigError.
 std::string from_base64(const std::string& place, std::string_view text);

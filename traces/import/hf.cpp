@@ -86,6 +86,7 @@ std::vector<Array> from_torch(const std::filesystem::path& path) {
   if (list == nullptr) file.refuse("holds no router logits: a tensor for each layer is expected");
   std::vector<Array> layers;
   for (const PyValue& item : (*list)->items) {
+    if (std::holds_alternative<std::monostate>(item)) continue;  // None: a dense layer
     const auto* tensor = std::get_if<const PyTensor*>(&item);
     if (tensor == nullptr) file.refuse("has a layer that is not a tensor");
     layers.push_back(file.read(**tensor));
@@ -99,9 +100,9 @@ void read_hf_logits(std::span<const std::filesystem::path> files, TraceBuilder& 
   const bool groups = builder.model().expert_groups > 1;
   if (groups || builder.model().choice_bias)
     throw ConfigError(
-        fmt::format("{} picks experts {}: router logits do not say which; record the "
-                    "choices instead",
-                    builder.model().name, groups ? "by groups" : "with a bias"));
+        "{} picks experts {}: router logits do not say which; record the "
+        "choices instead",
+        builder.model().name, groups ? "by groups" : "with a bias");
   for (const std::filesystem::path& file : files) {
     if (file.extension() == ".npy")
       add_layers(file.string(), split(file.string(), array_of(NpyArray::open(file))), builder);

@@ -49,8 +49,10 @@ std::vector<std::filesystem::path> files_in(std::span<const std::filesystem::pat
     const std::filesystem::directory_iterator folder(path, error);
     if (error) refuse(path.string(), fmt::format("cannot be read ({})", error.message()));
     for (const auto& entry : folder)
-      if (entry.is_regular_file(ignored)) inside.push_back(entry.path());  // no link in a circle
-    if (inside.empty()) refuse(path.string(), "is a folder without a file");
+      if (entry.is_regular_file(ignored) && !entry.path().filename().string().starts_with('.'))
+        inside.push_back(entry.path());  // no link in a circle
+    if (inside.empty())
+      refuse(path.string(), "is a folder without a file; name the folders in it, if there are any");
     std::sort(inside.begin(), inside.end(), [](const auto& a, const auto& b) {
       return natural_less(a.filename().string(), b.filename().string());
     });
@@ -110,15 +112,19 @@ std::vector<RequestNote> read_request_notes(const std::filesystem::path& file) {
 TraceBuilder::TraceBuilder(const MoeModel& model, ImportOptions options, std::string engine)
     : model_(model), options_(std::move(options)), engine_(std::move(engine)) {
   moe_layers_ = model.moe_layer_numbers();
-  if (moe_layers_.empty())
-    throw ConfigError(fmt::format("{} has no layer with experts", model.name));
+  if (moe_layers_.empty()) throw ConfigError("{} has no layer with experts", model.name);
   recorded_ = moe_layers_;
   zeros_.assign(recorded_.size(), 0);
   if (!options_.logical_of_physical.empty() &&
       options_.logical_of_physical.size() != moe_layers_.size())
-    throw ConfigError(fmt::format("the placement has {} layers; {} has {} with experts",
-                                  options_.logical_of_physical.size(), model.name,
-                                  moe_layers_.size()));
+    throw ConfigError("the placement has {} layers; {} has {} with experts",
+                      options_.logical_of_physical.size(), model.name, moe_layers_.size());
+}
+
+int TraceBuilder::ids_of_layer() const {
+  return options_.logical_of_physical.empty()
+             ? model_.experts
+             : static_cast<int>(options_.logical_of_physical.front().size());
 }
 
 // Which entries of a dimension of layers these layers are. Layers that draft come last.
@@ -300,7 +306,7 @@ void TraceBuilder::append_choice(const Reading& reading, std::int64_t row, std::
   zeros_[layer] += ids.size() == 1 && ids[0] == 0;
   const std::vector<int>* slots = slots_of(reading.map, layer);
   const double known = slots != nullptr ? static_cast<double>(slots->size()) : model_.experts;
-  const auto k = static_cast<std::size_t>(model_.experts_per_token);
+  const auto k = at(model_.experts_per_token);
   const std::size_t first = ids_.size();
   for (const double id : ids) {
     const bool chosen = id >= 0 && id < known && id == std::floor(id);
@@ -336,7 +342,7 @@ void TraceBuilder::add_counts(const std::string& place, std::int64_t step, const
       refuse(place,
              fmt::format("has tokens in layer {}, which is dense in {}", layer, model_.name));
   const SlotMap* map = map_of(physical);
-  const auto experts = static_cast<std::size_t>(model_.experts);
+  const auto experts = at(model_.experts);
   std::vector<double>& sum = counts_[step];
   sum.resize(entries.size() * experts);
   for (std::size_t layer = 0; layer < entries.size(); ++layer) {
@@ -358,7 +364,7 @@ void TraceBuilder::add_counts(const std::string& place, std::int64_t step, const
     }
   }
   mapped_ = mapped_ || map != nullptr;
-  if (physical) slots_ = std::max(slots_, static_cast<std::size_t>(counts.extent(1)));
+  if (physical) slots_ = std::max(slots_, at(counts.extent(1)));
 }
 
 TraceMeta TraceBuilder::meta() const {
@@ -437,17 +443,17 @@ void TraceBuilder::require_written_layers() const {
   for (std::size_t layer = 0; rows_ >= least_tokens && layer < recorded_.size(); ++layer)
     if (zeros_[layer] == rows_)
       throw ConfigError(
-          fmt::format("layer {} was never written: all {} tokens picked expert 0 there; record all "
-                      "layers of {}",
-                      recorded_[layer], rows_, model_.name));
+          "layer {} was never written: all {} tokens picked expert 0 there; record all "
+          "layers of {}",
+          recorded_[layer], rows_, model_.name);
 }
 
 Imported TraceBuilder::finish() && {
   if (requests_.empty() && counts_.empty())
     throw ConfigError("the recording has neither requests nor token counts");
   if (added_ > 0 && !options_.notes.empty() && added_ != options_.notes.size())
-    throw ConfigError(fmt::format("the notes have {} requests, but {} were recorded",
-                                  options_.notes.size(), added_));
+    throw ConfigError("the notes have {} requests, but {} were recorded", options_.notes.size(),
+                      added_);
   require_written_layers();
   Imported imported;
   remark_what_was_left_out();

@@ -63,6 +63,8 @@ class TraceBuilder {
   const MoeModel& model() const { return model_; }
   /// Numbers of the model's layers with experts.
   std::span<const int> moe_layers() const { return moe_layers_; }
+  /// Number of ids that a layer can have: slots where the user gave a map of them, else experts.
+  int ids_of_layer() const;
   /// The model's layers that all rows are of, ascending: those with experts unless this is said.
   /// Throws ConfigError if one is dense.
   void record_layers(const std::string& place, std::vector<int> layers);

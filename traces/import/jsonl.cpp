@@ -124,7 +124,7 @@ void read_jsonl_recording(std::span<const std::filesystem::path> files, TraceBui
     if (!is_json_file(file)) refuse_file(file, "a .jsonl file");
     for_each_json(file, [&](const std::string& place, const Json& line) {
       if (!line.is_object()) refuse(place, "is not a JSON object");
-      if (!add_response(place, line, builder)) log.add_line(place, line);
+      if (add_response(place, line, builder) == 0) log.add_line(place, line);
     });
   }
   log.finish();

@@ -26,12 +26,19 @@ void add_npz_request(const std::filesystem::path& file, TraceBuilder& builder) {
   const auto found = std::find_if(names.begin(), names.end(),
                                   [&](std::string_view name) { return zip.has(name); });
   if (found == names.end())
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{}: has no array routed_experts or topk_ids of shape [tokens, layers, experts per token]",
-        file.string()));
-  RecordedRequest request{.place = file.string(), .ids = array_of(array(*found))};
-  if (zip.has("prompt_token_ids.npy"))
+        file.string());
+  // vLLM's split of a request (split_routed_experts): rows of the prompt, and of what followed.
+  const bool apart = zip.has("prompt_routed_experts.npy");
+  Array ahead;
+  if (apart) ahead = array_of(array("prompt_routed_experts.npy"));
+  RecordedRequest request{.place = file.string()};
+  if (apart)
+    request.prompt_rows = ahead.shape.empty() ? 0 : ahead.extent(0);
+  else if (zip.has("prompt_token_ids.npy"))
     request.prompt_rows = array("prompt_token_ids.npy").elements();
+  request.ids = joined(file.string(), std::move(ahead), array_of(array(*found)));
   builder.add(request);
 }
 

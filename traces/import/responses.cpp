@@ -30,14 +30,27 @@ std::optional<std::int64_t> whole(const Json& object, std::string_view key) {
   return found->get<std::int64_t>();
 }
 
+// Number of ids of a prompt where they stand.
+std::optional<std::int64_t> prompt_ids(const Json& object) {
+  const auto ids = object.find("prompt_token_ids");
+  if (ids == object.end() || !ids->is_array()) return std::nullopt;
+  return std::ssize(*ids);
+}
+
 // vLLM says in "usage" how long a prompt was, SGLang in "meta_info", or its ids stand there.
 std::optional<std::int64_t> prompt_tokens(const Json& response) {
   if (const auto here = whole(response, "prompt_tokens")) return here;
   for (const char* key : {"usage", "meta_info"})
     if (const auto found = response.find(key); found != response.end() && found->is_object())
       if (const auto there = whole(*found, "prompt_tokens")) return there;
-  const auto ids = response.find("prompt_token_ids");
-  if (ids != response.end() && ids->is_array()) return std::ssize(*ids);
+  return prompt_ids(response);
+}
+
+// Generated tokens of all choices, as "usage" or "meta_info" says.
+std::optional<std::int64_t> completion_tokens(const Json& response) {
+  for (const char* key : {"usage", "meta_info"})
+    if (const auto found = response.find(key); found != response.end() && found->is_object())
+      if (const auto there = whole(*found, "completion_tokens")) return there;
   return std::nullopt;
 }
 
@@ -57,17 +70,26 @@ std::int64_t first_row(const Json& response) {
   return 0;
 }
 
-// SGLang's bare int32, of all layers; of those with experts where only that fits.
+// Rows of a prompt that the client asked for.
+std::int64_t rows_of_prompt(const std::string& place, std::int64_t tokens, const Json& response) {
+  std::int64_t rows = 0;
+  if (__builtin_sub_overflow(tokens, first_row(response), &rows))
+    refuse(place, "has more prompt tokens than a sequence can have");
+  return std::max<std::int64_t>(0, rows);
+}
+
+// SGLang's bare int32, of all layers (num_hidden_layers of the config: blocks, where a model counts
+// these); of those with experts where only that fits.
 Array bare_ids(const std::string& place, std::string_view bytes, const TraceBuilder& builder) {
   const std::int64_t k = builder.model().experts_per_token;
+  const int all = builder.model().numbered_layers;
   std::vector<double> values = decode(ElementType::i32, bytes);
-  for (const std::int64_t layers :
-       {std::ssize(builder.model().layers), std::ssize(builder.moe_layers())})
+  for (const std::int64_t layers : {std::int64_t{all}, std::ssize(builder.moe_layers()),
+                                    std::int64_t{all} + builder.model().draft_layers})
     if (bytes.size() % 4 == 0 && std::ssize(values) % (layers * k) == 0)
       return {{std::ssize(values) / (layers * k), layers, k}, std::move(values)};
-  refuse(place,
-         fmt::format("{} bytes are not int32 of {} or {} layers and {} experts per token",
-                     bytes.size(), builder.model().layers.size(), builder.moe_layers().size(), k));
+  refuse(place, fmt::format("{} bytes are not int32 of {} or {} layers and {} experts per token",
+                            bytes.size(), all, builder.moe_layers().size(), k));
 }
 
 // Lists of lists of lists, all equally long.
@@ -97,23 +119,37 @@ Array ids_of(const std::string& place, const Json& value, const TraceBuilder& bu
   return bare_ids(place, bytes, builder);
 }
 
-// Rows behind others of the same layers.
-Array joined(const std::string& place, Array ahead, const Array& ids) {
-  if (ahead.shape.empty()) return ids;
-  if (ahead.shape.size() != ids.shape.size() ||
-      !std::equal(ahead.shape.begin() + 1, ahead.shape.end(), ids.shape.begin() + 1))
-    refuse(place, "has prompt_routed_experts of another shape than routed_experts");
-  ahead.shape[0] += ids.shape[0];
-  ahead.values.insert(ahead.values.end(), ids.values.begin(), ids.values.end());
-  return ahead;
+// The response within a line of a batch or of a log: what has choices, or SGLang's "meta_info".
+const Json& body_of(const Json& response) {
+  if (!response.is_object() || response.contains("choices") || response.contains("meta_info"))
+    return response;
+  for (const auto& item : response.items()) {
+    const Json& inside = body_of(item.value());
+    if (inside.is_object() && (inside.contains("choices") || inside.contains("meta_info")))
+      return inside;
+  }
+  return response;
 }
 
-// Calls fn(value) for every "routed_experts" in an object, in order.
+// True of a line of vllm run-batch that has an error, and of a response whose request was aborted
+// before any step: its routed_experts are null.
+bool has_failed(const Json& json) {
+  if (json.is_object()) {
+    if (const auto status = whole(json, "status_code"); status && *status >= 400) return true;
+    if (const auto found = json.find(routed); found != json.end() && found->is_null()) return true;
+    if (const auto error = json.find("error"); error != json.end() && !error->is_null())
+      return true;
+  }
+  return json.is_structured() && std::any_of(json.begin(), json.end(),
+                                             [](const Json& inside) { return has_failed(inside); });
+}
+
+// Calls fn(holder) for every object with "routed_experts", in order.
 template <class Fn>
 void find_routed(const Json& json, Fn&& fn) {
   if (json.is_array() && (json.empty() || json[0].is_number())) return;
   if (json.is_object())
-    if (const auto found = json.find(routed); found != json.end() && !found->is_null()) fn(*found);
+    if (const auto found = json.find(routed); found != json.end() && !found->is_null()) fn(json);
   for (const auto& item : json.items())
     if (item.key() != routed && item.value().is_structured()) find_routed(item.value(), fn);
 }
@@ -128,6 +164,16 @@ int base64_digit(char c) {
 }
 
 }  // namespace
+
+Array joined(const std::string& place, Array ahead, const Array& ids) {
+  if (ahead.shape.empty()) return ids;
+  if (ahead.shape.size() != ids.shape.size() ||
+      !std::equal(ahead.shape.begin() + 1, ahead.shape.end(), ids.shape.begin() + 1))
+    refuse(place, "has prompt_routed_experts of another shape than routed_experts");
+  ahead.shape[0] += ids.shape[0];
+  ahead.values.insert(ahead.values.end(), ids.values.begin(), ids.values.end());
+  return ahead;
+}
 
 std::string from_base64(const std::string& place, std::string_view text) {
   std::string bytes;
@@ -168,31 +214,63 @@ void for_each_json(const std::filesystem::path& file,
     fn(fmt::format("{}:/{}", file.string(), i), whole_file[i]);
 }
 
-bool add_response(const std::string& place, const Json& response, TraceBuilder& builder) {
-  bool found = false;
+std::size_t add_response(const std::string& place, const Json& whole_response,
+                         TraceBuilder& builder) {
+  const Json& response = body_of(whole_response);
   std::optional<std::int64_t> prompt = prompt_tokens(response);
-  if (prompt && __builtin_sub_overflow(*prompt, first_row(response), &*prompt))
-    refuse(place, "has more prompt tokens than a sequence can have");
-  if (prompt) *prompt = std::max<std::int64_t>(0, *prompt);
+  if (prompt) prompt = rows_of_prompt(place, *prompt, response);
   // vLLM's later versions say the prompt's once, for all choices.
   Array ahead;
   if (const auto apart = response.find("prompt_routed_experts"); apart != response.end()) {
     if (!apart->is_null()) ahead = ids_of(place, *apart, builder);
     prompt = ahead.shape.empty() ? 0 : ahead.extent(0);
   }
-  find_routed(response, [&](const Json& value) {
-    found = true;
-    builder.add({.place = place,
-                 .ids = joined(place, ahead, ids_of(place, value, builder)),
-                 .prompt_rows = prompt});
+  std::vector<RecordedRequest> choices;
+  std::int64_t rows = 0;
+  find_routed(response, [&](const Json& holder) {
+    RecordedRequest& choice = choices.emplace_back(RecordedRequest{
+        .place = place, .ids = joined(place, ahead, ids_of(place, holder.at(routed), builder))});
+    choice.prompt_rows = prompt;
+    if (const auto own = prompt_ids(holder))
+      choice.prompt_rows = rows_of_prompt(place, *own, response);
+    if (!choice.ids.shape.empty()) rows += choice.ids.extent(0);
   });
-  if (const std::string id = id_of(response); found && !id.empty())
+  // The last token generated has no row. vLLM adds up the prompts of several, and says the one
+  // prompt of several choices once.
+  const std::int64_t generated = completion_tokens(response).value_or(0) - std::ssize(choices);
+  const bool own_prompts =
+      choices.size() > 1 && generated >= 0 && prompt && rows - generated == *prompt;
+  for (RecordedRequest& choice : choices) {
+    if (own_prompts && choice.prompt_rows == prompt) choice.prompt_rows.reset();
+    // Of a client that asked for rows from a later token of the prompt on, which no answer repeats.
+    if (choices.size() == 1 && generated >= 0 && prompt && rows - generated < *prompt)
+      choice.prompt_rows = std::max<std::int64_t>(0, rows - generated);
+    builder.add(choice);
+  }
+  if (const std::string id = id_of(response); !choices.empty() && !id.empty())
     builder.require_whole(place, id);
-  return found;
+  return choices.size();
+}
+
+void add_responses(const std::filesystem::path& file, std::string_view advice,
+                   TraceBuilder& builder) {
+  std::size_t added = 0, failed = 0;
+  for_each_json(file, [&](const std::string& place, const Json& response) {
+    const std::size_t found = add_response(place, response, builder);
+    added += found;
+    if (found > 0) return;
+    if (!has_failed(response))
+      refuse(place, fmt::format("has no \"{}\"; ask for them with {}", routed, advice));
+    ++failed;
+  });
+  if (added == 0)
+    refuse(file.string(), fmt::format("has no \"{}\"; ask for them with {}", routed, advice));
+  if (failed > 0)
+    builder.remark(fmt::format("left out: {} responses that failed or were aborted", failed));
 }
 
 void refuse(const std::string& place, const std::string& what) {
-  throw ConfigError(fmt::format("{}: {}", place, what));
+  throw ConfigError("{}: {}", place, what);
 }
 
 void refuse_file(const std::filesystem::path& file, std::string_view expected) {

@@ -9,12 +9,14 @@
 //                "extend_seq_lens" and "forward_mode"
 // Records of tokens do not name requests. They are put together again: a token goes to the sequence
 // that it is the next one of by its position, and of those in the order of the batch, which SGLang
-// keeps.
+// keeps. Every rank writes a file; those of tensor-parallel ranks hold the same tokens.
 #include <array>
 #include <deque>
 #include <map>
+#include <set>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "traces/import/forms.hpp"
 #include "traces/import/torch_file.hpp"
@@ -28,10 +30,15 @@ class Dump {
   Dump(const std::filesystem::path& file, TraceBuilder& builder)
       : place_(file.string()), file_(file), builder_(builder) {}
 
-  void read() {
+  /// Reads a dump; of one whose tokens are all in `seen`, nothing is taken, and the answer is
+  /// false.
+  bool read(std::set<std::string>& seen) {
     const auto* dict = std::get_if<const PyDict*>(&file_.value());
     if (dict == nullptr) file_.refuse("holds no dictionary, as SGLang's dumps are");
-    if (const PyValue* counts = (*dict)->find("logical_count")) return read_stat(tensor(*counts));
+    if (const PyValue* counts = (*dict)->find("logical_count")) {
+      read_stat(tensor(*counts));
+      return true;
+    }
     const PyValue* records = (*dict)->find("records");
     if (records == nullptr)
       file_.refuse(
@@ -40,7 +47,9 @@ class Dump {
     if (const PyValue* map = (*dict)->find("last_physical_to_logical_map"))
       builder_.physical_to_logical(place_, tensor(*map));
     for (const PyValue& record : list(records, "records").items) read_record(dictionary(record));
+    if (!tokens_.empty() && !seen.insert(tokens_).second) return false;
     for (const Sequence& sequence : sequences_) add(sequence);
+    return true;
   }
 
  private:
@@ -116,6 +125,7 @@ class Dump {
           "holds counts alone",
           mode));
     if (positions.empty()) return;  // an idle pass, beside ranks that have work
+    note_tokens(record, positions);
     if (pass_.shape.size() != 3 || pass_.extent(1) < std::ssize(positions))
       file_.refuse(
           fmt::format("topk_ids_of_layer is not [layers, {} tokens, k]", positions.size()));
@@ -131,6 +141,14 @@ class Dump {
       decode(positions);
   }
 
+  // Appends which tokens a pass has, if the record says it.
+  void note_tokens(const PyDict& record, std::span<const std::int64_t> positions) {
+    const PyValue* ids = record.find("input_ids");
+    if (ids == nullptr || !std::holds_alternative<const PyList*>(*ids)) return;
+    tokens_ += fmt::format("{}:{}@{};", number_or(record, "forward_pass_id", 0),
+                           fmt::join(numbers(record, "input_ids"), ","), fmt::join(positions, ","));
+  }
+
   // A batch of prompts, or of their last chunks; in a mixed one decodes are extended by a token.
   void extend(const std::vector<std::int64_t>& positions, const std::vector<std::int64_t>& lengths,
               bool with_decodes) {
@@ -139,7 +157,7 @@ class Dump {
       if (length < 0 || length > std::ssize(positions) - token)
         file_.refuse("extend_seq_lens are longer than the batch");
       if (length == 0) continue;
-      const std::int64_t first = positions[static_cast<std::size_t>(token)];
+      const std::int64_t first = positions[at(token)];
       const Phase phase = with_decodes && length == 1 ? decoded(first) : prefilling;
       const bool decodes = with_decodes && length == 1 && waiting_[phase].contains(first);
       append(take(phase, first), token, length, first, !decodes);
@@ -204,6 +222,7 @@ class Dump {
   Array pass_;  // ids of the batch that is read
   std::int64_t layers_ = 0, columns_ = 0;
   std::vector<Sequence> sequences_;
+  std::string tokens_;  // of all passes, with their positions
   // Sequences by the position of their next token, in the order of their batch.
   std::array<std::map<std::int64_t, std::deque<std::size_t>>, 2> waiting_;
 };
@@ -211,20 +230,21 @@ class Dump {
 }  // namespace
 
 void read_sglang_recording(std::span<const std::filesystem::path> files, TraceBuilder& builder) {
+  std::set<std::string> seen;
+  int again = 0;
   for (const std::filesystem::path& file : files) {
     if (file.extension() == ".pt") {
-      Dump(file, builder).read();
+      again += Dump(file, builder).read(seen) ? 0 : 1;
     } else if (is_json_file(file)) {
-      for_each_json(file, [&](const std::string& place, const Json& response) {
-        if (!add_response(place, response, builder))
-          throw ConfigError(place +
-                            ": has no \"routed_experts\"; ask for them with SGLang's "
-                            "--enable-return-routed-experts and return_routed_experts");
-      });
+      add_responses(file, "SGLang's --enable-return-routed-experts and return_routed_experts",
+                    builder);
     } else {
       refuse_file(file, "an expert distribution of SGLang: .pt, or responses as .json or .jsonl");
     }
   }
+  if (again > 0)
+    builder.remark(
+        fmt::format("dropped: {} files of ranks that hold the tokens of another file", again));
 }
 
 }  // namespace moesim

@@ -20,16 +20,16 @@ void gather(const PyTensor& tensor, std::size_t dimension, std::int64_t at,
     gather(tensor, dimension + 1, at + i * tensor.stride[dimension], storage, out);
 }
 
-// True if every element lies within the storage and, strides apart, none can be there twice.
-bool lies_within(const PyTensor& tensor) {
+// Elements of the storage from a tensor's first to its last; -1 where one lies beyond it.
+std::int64_t extent_of(const PyTensor& tensor) {
   std::int64_t last = tensor.offset;
   for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
     std::int64_t reach = 0;
     if (__builtin_mul_overflow(tensor.shape[d] - 1, tensor.stride[d], &reach) ||
         __builtin_add_overflow(last, reach, &last))
-      return false;
+      return -1;
   }
-  return last < tensor.storage_elements;
+  return last < tensor.storage_elements ? last - tensor.offset + 1 : -1;
 }
 
 }  // namespace
@@ -54,14 +54,22 @@ TorchFile::TorchFile(const std::filesystem::path& file) : file_(file), zip_(file
 }
 
 void TorchFile::refuse(std::string_view what) const {
-  throw ConfigError(fmt::format("{}: {}", file_.string(), what));
+  throw ConfigError("{}: {}", file_.string(), what);
+}
+
+const PyTensor* TorchFile::tensor_named(std::string_view name) const {
+  const auto* dict = std::get_if<const PyDict*>(&value());
+  const PyValue* found = dict == nullptr ? nullptr : (*dict)->find(name);
+  const auto* tensor = found == nullptr ? nullptr : std::get_if<const PyTensor*>(found);
+  return tensor == nullptr ? nullptr : *tensor;
 }
 
 Array TorchFile::read(const PyTensor& tensor) {
   constexpr std::size_t most_dimensions = 8;
   const std::int64_t elements = elements_of(tensor.shape, tensor.storage_elements);
-  if (tensor.shape.size() > most_dimensions || elements < 0 ||
-      (elements > 0 && !lies_within(tensor)))
+  const std::int64_t extent =
+      elements > 0 && tensor.shape.size() <= most_dimensions ? extent_of(tensor) : 0;
+  if (tensor.shape.size() > most_dimensions || elements < 0 || extent < 0)
     refuse(fmt::format("has a tensor beyond its storage of {} elements", tensor.storage_elements));
   // Reads are paid for in bytes: a member as it is unpacked, elements as they are decoded.
   const auto pay = [&](std::uint64_t bytes) {
@@ -74,16 +82,19 @@ Array TorchFile::read(const PyTensor& tensor) {
     pay(storage_.size());
   }
   const std::size_t size = bytes_of(tensor.type);
-  if (storage_.size() / size < static_cast<std::size_t>(tensor.storage_elements))
+  if (storage_.size() / size < at(tensor.storage_elements))
     refuse(fmt::format("its storage {} has {} bytes; {} elements of {} are expected",
                        tensor.storage, storage_.size(), tensor.storage_elements, size));
-  const auto stored = static_cast<std::size_t>(tensor.storage_elements) * size;
-  pay(stored);
+  // Several tensors may be views of one storage: each is decoded by itself.
+  const auto bytes = static_cast<std::size_t>(extent) * size;
+  pay(bytes);
   Array array{tensor.shape, {}};
-  array.values.reserve(static_cast<std::size_t>(elements));
+  array.values.reserve(at(elements));
   if (elements > 0)
-    gather(tensor, 0, tensor.offset,
-           decode(tensor.type, std::string_view(storage_).substr(0, stored)), array.values);
+    gather(tensor, 0, 0,
+           decode(tensor.type, std::string_view(storage_).substr(
+                                   static_cast<std::size_t>(tensor.offset) * size, bytes)),
+           array.values);
   return array;
 }
 

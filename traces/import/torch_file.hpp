@@ -18,6 +18,8 @@ class TorchFile {
   explicit TorchFile(const std::filesystem::path& file);
 
   const PyValue& value() const { return pickle_->value(); }
+  /// The tensor of a name in its dictionary; null where there is none.
+  const PyTensor* tensor_named(std::string_view name) const;
   /// Elements of one of its tensors. Throws ConfigError if they are not in the file. Throws if what
   /// was read is many times the file (tensors that share one storage over and over).
   Array read(const PyTensor&);

@@ -5,10 +5,13 @@
 //   rank0_raw.safetensors     "iteration_layer" -> experts of each token [tokens, k]
 // Nothing says which token is of which request: an iteration of a rank is taken as one. Responses'
 // routed_experts, [tokens - 1, layers with experts, k], come as .npy.
+#include <algorithm>
 #include <charconv>
+#include <functional>
 #include <map>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "hardware/config.hpp"
 #include "traces/import/forms.hpp"
@@ -30,9 +33,9 @@ std::pair<std::int64_t, int> parse_key(const std::string& place, const std::stri
       split ? std::from_chars(middle + 1, end, numbers.second) : std::from_chars_result{end, wrong};
   if (!split || error != std::errc() || last != end || numbers.first < 0 || numbers.second < 0)
     throw ConfigError(
-        fmt::format("{}: the tensor \"{}\" is not named ITERATION_LAYER, as "
-                    "TensorRT-LLM's are",
-                    place, key));
+        "{}: the tensor \"{}\" is not named ITERATION_LAYER, as "
+        "TensorRT-LLM's are",
+        place, key);
   return numbers;
 }
 
@@ -53,12 +56,6 @@ std::vector<int> layers_of(const Layers& layers, TraceBuilder& builder) {
     if (!builder.model().is_draft_layer(layer.first)) known.push_back(layer.first);
   builder.drop_drafts(static_cast<int>(layers.size() - known.size()));
   return known;
-}
-
-void require_equal_layers(const std::string& place, std::span<const int> expected,
-                          std::span<const int> found) {
-  if (!std::equal(expected.begin(), expected.end(), found.begin(), found.end()))
-    throw ConfigError(place + ": iterations have different layers");
 }
 
 void add_tokens(const std::string& place, const Layers& layers, std::span<const int> of,
@@ -88,47 +85,80 @@ void add_counts(const std::string& place, std::int64_t iteration, const Layers& 
   builder.add_counts(place, iteration, counts, false);
 }
 
-void read_statistic(const std::filesystem::path& file, std::vector<int>& layers,
-                    TraceBuilder& builder) {
-  const bool raw = file.stem().string().ends_with("_raw");
-  for (const auto& iteration : iterations(file)) {
-    const std::string place = fmt::format("{}: iteration {}", file.string(), iteration.first);
-    const std::vector<int> of = layers_of(iteration.second, builder);
-    if (of.empty()) throw ConfigError(place + ": has no layer of the model");
-    if (layers.empty()) {
-      layers = of;
-      builder.record_layers(place, layers);
-    }
-    require_equal_layers(place, layers, of);
-    if (raw)
-      add_tokens(place, iteration.second, of, builder);
-    else
-      add_counts(place, iteration.first, iteration.second, of, builder);
+// The layers of an iteration that are the model's: the same in all iterations.
+std::vector<int> same_layers(const std::string& place, const Layers& iteration,
+                             std::vector<int>& layers, TraceBuilder& builder) {
+  const std::vector<int> of = layers_of(iteration, builder);
+  if (of.empty()) throw ConfigError(place + ": has no layer of the model");
+  if (layers.empty()) {
+    layers = of;
+    builder.record_layers(place, layers);
+  }
+  if (of != layers)
+    throw ConfigError(
+        "{}: has layers {}; others have {}; the files of one pipeline stage belong together", place,
+        fmt::join(of, ", "), fmt::join(layers, ", "));
+  return of;
+}
+
+void read_tokens(const std::filesystem::path& file, std::vector<int>& layers,
+                 TraceBuilder& builder) {
+  for (const auto& [number, iteration] : iterations(file)) {
+    const std::string place = fmt::format("{}: iteration {}", file.string(), number);
+    add_tokens(place, iteration, same_layers(place, iteration, layers, builder), builder);
   }
 }
 
-void check_meta(const std::filesystem::path& file, const MoeModel& model) {
+// Adds the counts of a file to those of other ranks, some of which hold other pipeline stages.
+void add_up(const std::filesystem::path& file, std::map<std::int64_t, Layers>& counted) {
+  for (auto& [number, iteration] : iterations(file))
+    for (auto& [layer, counts] : iteration) {
+      const auto [sum, first] = counted[number].try_emplace(layer, counts);
+      if (first) continue;
+      if (sum->second.shape != counts.shape)
+        throw ConfigError(
+            fmt::format("{}: iteration {}, layer {}: counts other experts than other "
+                        "ranks",
+                        file.string(), number, layer));
+      std::ranges::transform(sum->second.values, counts.values, sum->second.values.begin(),
+                             std::plus());
+    }
+}
+
+// With EPLB on, "num_experts" is the number of slots (ExpertStatistic.maybe_add_info).
+void check_meta(const std::filesystem::path& file, const TraceBuilder& builder) {
+  const MoeModel& model = builder.model();
   ConfigReader reader(ConfigNode::from_file(file));
-  for (const auto& [key, expected] : {std::pair{"num_experts", model.experts},
+  for (const auto& [key, expected] : {std::pair{"num_experts", builder.ids_of_layer()},
                                       std::pair{"num_experts_per_token", model.experts_per_token}})
     if (reader.has(key) && reader.integer(key) != expected)
       reader.child(key).fail(
-          fmt::format("is {}; {} has {}", reader.integer(key), model.name, expected));
+          "is {}; {} has {}{}", reader.integer(key), model.name, expected,
+          key == std::string_view("num_experts") && reader.integer(key) > model.experts
+              ? " experts. EPLB may have been on, which counts slots: --placement takes its file"
+              : "");
 }
 
 }  // namespace
 
 void read_trtllm_recording(std::span<const std::filesystem::path> files, TraceBuilder& builder) {
   std::vector<int> layers;
+  std::map<std::int64_t, Layers> counted;  // by iteration, of all ranks
   for (const std::filesystem::path& file : files) {
     if (file.filename() == "meta_info.json")
-      check_meta(file, builder.model());
+      check_meta(file, builder);
+    else if (file.extension() == ".safetensors" && file.stem().string().ends_with("_raw"))
+      read_tokens(file, layers, builder);
     else if (file.extension() == ".safetensors")
-      read_statistic(file, layers, builder);
+      add_up(file, counted);
     else if (file.extension() == ".npy")
       add_npy_request(file, builder);
     else if (!file.filename().string().ends_with("_numtokens.json"))
       refuse_file(file, "a statistic of TensorRT-LLM: rank*.safetensors, meta_info.json, or .npy");
+  }
+  for (const auto& [number, iteration] : counted) {
+    const std::string place = fmt::format("iteration {}", number);
+    add_counts(place, number, iteration, same_layers(place, iteration, layers, builder), builder);
   }
 }
 

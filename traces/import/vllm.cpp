@@ -14,12 +14,7 @@ void read_vllm_recording(std::span<const std::filesystem::path> files, TraceBuil
     } else if (file.extension() == ".npz") {
       add_npz_request(file, builder);
     } else if (is_json_file(file)) {
-      for_each_json(file, [&](const std::string& place, const Json& response) {
-        if (!add_response(place, response, builder))
-          throw ConfigError(place +
-                            ": has no \"routed_experts\"; ask for them with vLLM's "
-                            "--enable-return-routed-experts");
-      });
+      add_responses(file, "vLLM's --enable-return-routed-experts", builder);
     } else {
       refuse_file(file, "routed experts of vLLM: .npy, .npz, or responses as .json or .jsonl");
     }
