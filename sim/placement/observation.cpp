@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <functional>
 
-#include <fmt/format.h>
-
 #include "hardware/at.hpp"
 #include "hardware/config.hpp"
 #include "hardware/rng.hpp"
@@ -29,8 +27,8 @@ std::vector<std::size_t> requests_seen(const RoutingTrace& trace, const Observat
     if (wanted && (!what.fitted_half || fitted[i] != 0)) requests.push_back(i);
   }
   if (requests.empty()) {
-    throw ConfigError(fmt::format("no request of the trace of {} has tokens to place experts by",
-                                  trace.meta().model));
+    throw ConfigError("no request of the trace of {} has tokens to place experts by",
+                      trace.meta().model);
   }
   return requests;
 }
@@ -43,12 +41,9 @@ struct DecodeRows {
 
 void append_decode_rows(const RoutingTrace& trace, std::span<const std::size_t> requests,
                         std::vector<DecodeRows>& out) {
-  const bool decode = trace.recorded("decode");
   for (const std::size_t i : requests) {
-    const TraceRequest& request = trace.requests()[i];
-    const std::int64_t skipped = decode ? request.prompt_rows : 0;
-    if (request.num_tokens <= skipped) continue;
-    out.push_back({&trace, request.row_start + skipped, request.num_tokens - skipped});
+    const TraceRequest request = trace.decoding(trace.requests()[i]);
+    if (request.num_tokens > 0) out.push_back({&trace, request.row_start, request.num_tokens});
   }
 }
 
@@ -81,9 +76,9 @@ void draw_batches(std::vector<DecodeRows> requests, const RoutingTrace& shape,
                   const BatchSample& sample, ExpertStatistics& seen) {
   if (requests.empty()) {
     throw ConfigError(
-        fmt::format("no request of the trace of {} has tokens without repetition to draw batches "
-                    "from",
-                    shape.meta().model));
+        "no request of the trace of {} has tokens without repetition to draw batches "
+        "from",
+        shape.meta().model);
   }
   seen.batches.resize(at(shape.layers()));
   const auto experts = at(shape.num_experts());

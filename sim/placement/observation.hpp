@@ -6,12 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "traces/expert_load.hpp"
 #include "traces/routing_trace.hpp"
 
 namespace moesim {
-
-/// Observed tokens per expert, one layer: [experts].
-using ExpertLoad = std::vector<double>;
 
 /// The experts that the tokens of a batch pick in one layer, ascending.
 using BatchExperts = std::vector<std::uint16_t>;

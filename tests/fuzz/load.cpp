@@ -2,6 +2,7 @@
 // Observed loads of experts, as JSON.
 #include "sim/placement/files/placement_file.hpp"
 #include "tests/fuzz/fuzz.hpp"
+#include "traces/expert_load.hpp"
 
 using namespace moesim;
 

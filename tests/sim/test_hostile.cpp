@@ -13,6 +13,7 @@
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
+#include "traces/expert_load.hpp"
 #include "traces/npy.hpp"
 #include "traces/requests/request_trace.hpp"
 #include "traces/routing_trace.hpp"

@@ -12,6 +12,7 @@
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
+#include "traces/expert_load.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/npy.hpp"
 
@@ -53,11 +54,10 @@ std::string yaml_error(const std::string& text) {
 TEST_CASE("every format is written as its engine writes it") {
   const ExpertPlacement placement = equal_placement();
   CHECK(placement_bytes(placement, PlacementFormat::sglang) ==
-        R"({"num_gpus":2,"num_experts":3,"physical_to_logical_map":[[0,1,0,2],[1,2,0,1]]})"
+        R"({"physical_to_logical_map":[[0,1,0,2],[1,2,0,1]]})"
         "\n");
   CHECK(placement_bytes(placement, PlacementFormat::sglang, {.first = 1}) ==
-        R"({"num_gpus":2,"num_experts":3,)"
-        R"("physical_to_logical_map":[[0,1,2,0],[0,1,0,2],[1,2,0,1]]})"
+        R"({"physical_to_logical_map":[[0,1,2,0],[0,1,0,2],[1,2,0,1]]})"
         "\n");
   CHECK(placement_bytes(placement, PlacementFormat::trtllm, {.numbers = {3, 5}}) ==
         "num_slots: 4\nlayer_updates_per_iter: 0\ninitial_global_assignments:\n"

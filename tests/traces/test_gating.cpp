@@ -552,12 +552,18 @@ TEST_CASE("counts gating picks experts exactly as often as they were counted") {
   CHECK_THAT(refused("", model_of(2, 6, 3)),
              Contains("expert 0 with 100 of 200 choices; a token takes 3 experts"));
   CHECK_THAT(refused(R"(, "workloads": ["chat"])", model_of(2, 6, 2)), Contains("an .npz file"));
-  write_npy<double>(folder / "half.npy", std::array<std::int64_t, 2>{1, 2}, std::array{1.5, 1.0});
+  // Means and shares are loads as counts are; nothing was counted below zero.
+  const auto of_load = [&](std::array<double, 2> load) {
+    write_npy<double>(folder / "load.npy", std::array<std::int64_t, 2>{1, 2}, load);
+    return R"({"type": "counts", "requests": 1, "prompt_rows": 0, "decode_rows": 4000, "file": ")" +
+           (folder / "load.npy").string() + "\"}";
+  };
+  const auto chosen = generated(of_load({1.5, 1.0}), model_of(1, 2, 1)).expert_counts();
+  CHECK(std::abs(double(chosen[0]) - 2400) <= 4 * std::sqrt(4000 * .6 * .4));
   CHECK_THAT(config_error([&] {
-               generated(R"({"type": "counts", "file": ")" + (folder / "half.npy").string() + "\"}",
-                         model_of(1, 2, 1));
+               generated(of_load({-1, 1}), model_of(1, 2, 1));
              }),
-             Contains("expert 0 in layer 0 is 1.5; expected a whole number"));
+             Contains("expert 0 in layer 0 is -1"));
 }
 
 // What is drawn has what was observed, within 2 %, for random targets that a popularity can have.

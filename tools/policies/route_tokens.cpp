@@ -24,8 +24,8 @@ Counts counts_of(const ConfigNode& layer, int experts) {
   for (const ConfigNode& tokens : layer.list())
     counts.push_back(static_cast<std::int32_t>(tokens.integer(token_count)));
   if (std::ssize(counts) > experts)
-    layer.fail(fmt::format("{} experts, but the placement holds {}", counts.size(), experts));
-  counts.resize(static_cast<std::size_t>(experts));
+    layer.fail("{} experts, but the placement holds {}", counts.size(), experts);
+  counts.resize(at(experts));
   return counts;
 }
 
@@ -51,8 +51,7 @@ std::vector<std::int32_t> read_ranks(ConfigReader& reader, std::size_t tokens, i
   const ConfigNode node = reader.child("source_rank");
   for (const ConfigNode& rank : node.list())
     source_rank.push_back(static_cast<std::int32_t>(rank.integer({0, ranks - 1.0})));
-  if (source_rank.size() != tokens)
-    node.fail(fmt::format("{} ranks for {} tokens", source_rank.size(), tokens));
+  if (source_rank.size() != tokens) node.fail("{} ranks for {} tokens", source_rank.size(), tokens);
   return source_rank;
 }
 
@@ -61,18 +60,17 @@ LayerTokens tokens_of_ids(const ConfigNode& layer, int experts,
                           const std::vector<std::size_t>& order) {
   const std::vector<ConfigNode> rows = layer.list();
   if (rows.size() != order.size())
-    layer.fail(fmt::format("{} tokens, but the first layer has {}", rows.size(), order.size()));
-  LayerTokens tokens{Counts(static_cast<std::size_t>(experts)), {}};
+    layer.fail("{} tokens, but the first layer has {}", rows.size(), order.size());
+  LayerTokens tokens{Counts(at(experts)), {}};
   for (const std::size_t token : order) {
     const std::vector<ConfigNode> ids = rows[token].list();
     if (ids.size() != rows[0].list().size())
-      rows[token].fail(
-          fmt::format("{} choices, but the first token has {}", ids.size(), rows[0].list().size()));
+      rows[token].fail("{} choices, but the first token has {}", ids.size(), rows[0].list().size());
     const auto first = std::ssize(tokens.ids);
     for (const ConfigNode& node : ids) {
       const auto id = static_cast<std::uint16_t>(node.integer({0, experts - 1.0}));
       if (std::find(tokens.ids.begin() + first, tokens.ids.end(), id) != tokens.ids.end())
-        node.fail(fmt::format("expert {} twice; a token picks distinct experts", id));
+        node.fail("expert {} twice; a token picks distinct experts", id);
       tokens.ids.push_back(id);
       ++tokens.counts[id];
     }
@@ -87,8 +85,7 @@ Tokens read_tokens(const std::string& file, const ExpertPlacement& placement) {
     const ConfigNode node = reader.child(has_ids ? "topk_ids" : "tokens");
     const std::vector<ConfigNode> layers = node.list();
     if (layers.size() != placement.size())
-      node.fail(
-          fmt::format("{} layers, but the placement has {}", layers.size(), placement.size()));
+      node.fail("{} layers, but the placement has {}", layers.size(), placement.size());
     Tokens tokens;
     tokens.has_rows = has_ids;
     std::vector<std::size_t> order;
@@ -165,11 +162,11 @@ std::string to_text(const std::vector<Routed>& layers) {
                           copy.tokens);
     Table table({"GPU", "activated", "tokens", "serves expert:tokens"});
     for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
-      const auto g = static_cast<std::size_t>(gpu);
+      const auto g = at(gpu);
       std::string serves;
       int left_out = 0;
       for (int slot = placement.first_slot(gpu); slot < placement.first_slot(gpu + 1); ++slot) {
-        const std::int32_t tokens = layers[l].tokens_of_slot[static_cast<std::size_t>(slot)];
+        const std::int32_t tokens = layers[l].tokens_of_slot[at(slot)];
         if (tokens == 0) continue;
         if (serves.size() > 60) {
           ++left_out;
@@ -189,17 +186,18 @@ std::string to_text(const std::vector<Routed>& layers) {
 
 }  // namespace
 
-std::string routed_tokens(const ConfigNode& policy, const std::string& placement_file,
+std::string routed_tokens(const ConfigNode& policy, const std::string& placement_file, int gpus,
                           const std::string& tokens_file, bool json) {
-  const ExpertPlacement placement = read_placement(std::filesystem::path(placement_file));
+  const ExpertPlacement placement =
+      read_placement(std::filesystem::path(placement_file), {.gpus = gpus});
   const auto router = token_routers().make(policy)({placement});
   const Tokens tokens = read_tokens(tokens_file, placement);
   const auto name = policy.json().at("type").get<std::string>();
   if (router->needs_token_rows() && !tokens.has_rows) {
     throw ConfigError(
-        fmt::format("{}: \"{}\" decides token by token: give \"topk_ids\" [layers][tokens][k] (and "
-                    "\"source_rank\" [tokens]; rank 0 if absent) instead of \"tokens\"",
-                    tokens_file, name));
+        "{}: \"{}\" decides token by token: give \"topk_ids\" [layers][tokens][k] (and "
+        "\"source_rank\" [tokens]; rank 0 if absent) instead of \"tokens\"",
+        tokens_file, name);
   }
   RoutedLayer one;
   std::vector<Routed> layers;

@@ -11,7 +11,7 @@ namespace moesim {
 /// has {"tokens": [layers][experts]} or {"topk_ids": [layers][tokens][k], "source_rank": [tokens]},
 /// under the placement in `placement_file`. Tables, or JSON. Throws ConfigError if the files do not
 /// fit each other or the policy.
-std::string routed_tokens(const ConfigNode& policy, const std::string& placement_file,
+std::string routed_tokens(const ConfigNode& policy, const std::string& placement_file, int gpus,
                           const std::string& tokens_file, bool json);
 
 }  // namespace moesim

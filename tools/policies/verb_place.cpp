@@ -18,6 +18,7 @@
 #include "tools/cli/policy_options.hpp"
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/verbs.hpp"
+#include "traces/expert_load.hpp"
 
 namespace moesim {
 
@@ -41,9 +42,9 @@ int slots_per_gpu(const PlaceOptions& options, int experts) {
     const int fitting =
         options.gpus * ((std::max(options.slots, experts) + options.gpus - 1) / options.gpus);
     throw ConfigError(
-        fmt::format("--slots {}: the slots of all {} GPUs together must hold {} experts and divide "
-                    "evenly; e.g. {}",
-                    options.slots, options.gpus, experts, fitting));
+        "--slots {}: the slots of all {} GPUs together must hold {} experts and divide "
+        "evenly; e.g. {}",
+        options.slots, options.gpus, experts, fitting);
   }
   return options.slots / options.gpus;
 }
@@ -61,26 +62,35 @@ LayerNumbers numbers_in(const MoeModel& model) {
   return {.numbers = model.moe_layer_numbers(), .all = model.numbered_layers};
 }
 
+// Engines count slots where copies are on (vLLM's expert_load_window), which are no experts.
+void require_experts(const std::string& file, std::size_t found, const MoeModel& model) {
+  if (found != at(model.experts))
+    throw ConfigError(
+        fmt::format("{}: has {} experts; {} has {}{}", file, found, model.name, model.experts,
+                    found > at(model.experts) ? ". Counts of slots are no load" : ""));
+}
+
 // Rows of a load that are of layers with experts: the model's, or those with tokens, because dense
 // layers' rows are zeros in what engines dump.
 Seen rows_with_experts(const PlaceOptions& options, std::vector<ExpertLoad> rows) {
   Seen seen;
   if (const std::optional<MoeModel> model = model_of(options)) {
+    require_experts(options.load, rows.front().size(), *model);
     seen.layers = numbers_in(*model);
     const std::vector<int>& numbers = seen.layers.numbers;
     const int all = model->numbered_layers, drafts = model->draft_layers;
     const auto found = std::ssize(rows), moe = std::ssize(numbers);
     if (found != all && found != all + drafts && found != moe && found != moe + drafts)
-      throw ConfigError(fmt::format("{}: has {} layers; {} has {}, {} of them with experts",
-                                    options.load, found, model->name, all, moe));
+      throw ConfigError("{}: has {} layers; {} has {}, {} of them with experts", options.load,
+                        found, model->name, all, moe);
     const bool every = found == all || found == all + drafts;
     for (int layer = 0; every && layer < all; ++layer)
       if (std::ranges::find(numbers, layer) == numbers.end() &&
           std::ranges::any_of(rows[at(layer)], [](double tokens) { return tokens > 0; }))
-        throw ConfigError(fmt::format("{}: has tokens in layer {}, which has no experts in {}",
-                                      options.load, layer, model->name));
+        throw ConfigError("{}: has tokens in layer {}, which has no experts in {}", options.load,
+                          layer, model->name);
     for (std::size_t i = 0; i < numbers.size(); ++i)
-      seen.load.push_back(rows[every ? static_cast<std::size_t>(numbers[i]) : i]);
+      seen.load.push_back(rows[every ? at(numbers[i]) : i]);
   } else {
     const auto counted = [](const ExpertLoad& row) {
       return std::ranges::any_of(row, [](double tokens) { return tokens > 0; });
@@ -100,8 +110,8 @@ Seen rows_with_experts(const PlaceOptions& options, std::vector<ExpertLoad> rows
     }
     const int first = seen.layers.numbers.front();
     if (options.first_layer != 0 && options.first_layer != first)
-      throw ConfigError(fmt::format("--first-layer {}: the first layer of {} with tokens is {}",
-                                    options.first_layer, options.load, first));
+      throw ConfigError("--first-layer {}: the first layer of {} with tokens is {}",
+                        options.first_layer, options.load, first);
     seen.layers.all = static_cast<int>(rows.size());
   }
   if (rows.size() > seen.load.size())
@@ -119,9 +129,10 @@ std::optional<Seen> what_was_seen(const PlaceOptions& options, const Observation
   Remarks().say(trace.loops_remark("left out"));
   Seen seen{observe(std::array{&trace}, what), {.numbers = trace.meta().layer_ids}};
   if (const std::optional<MoeModel> model = model_of(options)) {
+    require_experts(options.trace, at(trace.num_experts()), *model);
     if (model->moe_layers() != trace.layers())
-      throw ConfigError(fmt::format("{}: has {} layers; {} has {} with experts", options.trace,
-                                    trace.layers(), model->name, model->moe_layers()));
+      throw ConfigError("{}: has {} layers; {} has {} with experts", options.trace, trace.layers(),
+                        model->name, model->moe_layers());
     seen.layers = numbers_in(*model);
   }
   return seen;
@@ -147,9 +158,9 @@ Placed make_placement(const PlaceOptions& options) {
   const std::int64_t slots = std::int64_t{problem.slots_per_gpu} * problem.gpus;
   if (slots * problem.gpus > most_comparisons) {
     throw ConfigError(
-        fmt::format("--gpus {}: {} slots in a layer; expected at most {} on that many GPUs: "
-                    "packing compares each slot with each GPU",
-                    options.gpus, slots, most_comparisons / problem.gpus));
+        "--gpus {}: {} slots in a layer; expected at most {} on that many GPUs: "
+        "packing compares each slot with each GPU",
+        options.gpus, slots, most_comparisons / problem.gpus);
   }
   problem.nodes = options.nodes;
   problem.groups = options.groups;
@@ -169,7 +180,7 @@ void keep_seen(Placed& placed, const LayerNumbers& seen, std::size_t layers) {
   for (const int layer : numbers_of(layers, seen)) {
     const auto found = std::ranges::find(numbers, layer);
     if (found == numbers.end()) return;
-    kept.push_back(placed.placement[static_cast<std::size_t>(found - numbers.begin())]);
+    kept.push_back(placed.placement[at(found - numbers.begin())]);
   }
   placed.placement = std::move(kept);
   placed.layers = seen;
@@ -188,8 +199,8 @@ Placed read_placed(const PlaceOptions& options) {
     problem.model_layers = model->numbered_layers;
     problem.draft_layers = model->draft_layers;
     if (const int experts = rows.layers.front().experts(); experts != model->experts)
-      throw ConfigError(fmt::format("{}: places {} experts; {} has {}", options.placement, experts,
-                                    model->name, model->experts));
+      throw ConfigError("{}: places {} experts; {} has {}", options.placement, experts, model->name,
+                        model->experts);
   }
   const TakenRows taken = take_rows(options.placement, rows, problem);
   Remarks().say(taken.remark);
@@ -261,18 +272,21 @@ Action setup_place(CLI::App& command) {
          "expert-parallel ranks; with --placement only if the file does not say",
          CLI::Range(1, 1 << 16));
   auto* slots = option(command, "--slots", options->slots, "slots of all GPUs together, per layer",
-                       CLI::Range(1, 1 << 24));
+                       CLI::Range(1, 1 << 24))
+                    ->needs(policy);
   option(command, "--replication", options->replication, "slots per expert (default: 1)",
          a_number(1, 1e6))
-      ->excludes(slots);
+      ->excludes(slots)
+      ->needs(policy);
   option(command, "--copies", options->copies,
          "by_gain: more copies in layers where these gain more (default: uniform)",
          CLI::IsMember({"uniform", "by_gain"}))
       ->needs(policy);
   option(command, "--nodes", options->nodes, "nodes that hold the GPUs (default: 1)",
-         CLI::Range(1, 1 << 16));
-  option(command, "--groups", options->groups, "expert groups (default: 1)",
-         CLI::Range(1, 1 << 16));
+         CLI::Range(1, 1 << 16))
+      ->needs(policy);
+  option(command, "--groups", options->groups, "expert groups (default: 1)", CLI::Range(1, 1 << 16))
+      ->needs(policy);
   option(command, "--format", options->format, "format of the written placement (default: sglang)",
          CLI::IsMember(std::vector<std::string>(placement_format_names.begin(),
                                                 placement_format_names.end())));

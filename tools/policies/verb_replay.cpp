@@ -207,17 +207,18 @@ int replay_trace(const ReplayOptions& options) {
 
 // Routes one batch of known counts, without a trace.
 int route_tokens(const ReplayOptions& options, const CLI::App& command) {
-  constexpr std::array allowed{"tokens", "placement", "routing", "json"};
+  constexpr std::array allowed{"tokens", "placement", "routing", "gpus", "json"};
   for (const CLI::Option* given : command.get_options()) {
     const std::string& name = given->get_lnames().empty() ? "" : given->get_lnames().front();
     if (given->count() > 0 && std::ranges::find(allowed, name) == allowed.end())
-      throw ConfigError(fmt::format("replay --tokens: --{} has no effect; leave it out", name));
+      throw ConfigError("replay --tokens: --{} has no effect; leave it out", name);
   }
   if (command.count("--placement") == 0 || command.count("--routing") == 0 ||
       options.placements.size() != 1 || options.routings.size() != 1)
     throw ConfigError("replay --tokens: give one placement file (--placement) and one --routing");
-  print(routed_tokens(policy_node(options.routings.front(), "--routing"),
-                      options.placements.front(), options.tokens, options.json));
+  print(routed_tokens(
+      policy_node(options.routings.front(), "--routing"), options.placements.front(),
+      command.count("--gpus") > 0 ? options.config.gpus : 0, options.tokens, options.json));
   return 0;
 }
 
@@ -275,7 +276,7 @@ Action setup_replay(CLI::App& command) {
   option(command, "--batch", config.batches, "tokens per batch (32)", comma_separated,
          CLI::Range(1, 1 << 20));
   option(command, "--sample", options->sample,
-         "distinct: one token of each of B requests; consecutive: B tokens of one; several: "
+         "distinct: one decode token of each of B requests; consecutive: B tokens of one; several: "
          "distinct, but more tokens of each where B is larger",
          CLI::IsMember(
              std::vector<std::string>(replay_sample_names.begin(), replay_sample_names.end())));

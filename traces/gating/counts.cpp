@@ -7,41 +7,28 @@
 
 #include "hardware/at.hpp"
 #include "hardware/rng.hpp"
+#include "traces/expert_load.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/gating/synthetic.hpp"
-#include "traces/import/array.hpp"
 #include "traces/import/zip_archive.hpp"
 #include "traces/npy.hpp"
 
 namespace moesim {
 namespace {
 
-constexpr double most_counted = 1e15;  // times k is still exact
-
 /// How often each expert was chosen: of each workload, [layers][experts].
 using Counts = std::vector<std::vector<std::int64_t>>;
 
-/// Adds up steps, where the array has them in front.
-Counts read_counts(const NpyArray& file, const std::string& place) {
-  const Array array = array_of(file);
-  const std::size_t dimensions = array.shape.size();
-  if (dimensions < 2 || dimensions > 3 || array.values.empty()) {
-    throw ConfigError(fmt::format(
-        "{}: counts have the shape [layers, experts] or [steps, layers, experts]; found [{}]",
-        place, fmt::join(array.shape, ", ")));
-  }
-  const auto experts = static_cast<std::size_t>(array.shape.back());
-  const auto layers = static_cast<std::size_t>(array.shape[dimensions - 2]);
-  Counts counts(layers, std::vector<std::int64_t>(experts));
-  for (std::size_t i = 0; i < array.values.size(); ++i) {
-    const double count = array.values[i];
-    const std::size_t layer = i / experts % layers;
-    if (!(count >= 0 && count <= most_counted) || count != std::floor(count)) {
-      throw ConfigError(fmt::format(
-          "{}: the count of expert {} in layer {} is {}; expected a whole number, 0 to 1e15", place,
-          i % experts, layer, count));
-    }
-    counts[layer][i % experts] += static_cast<std::int64_t>(count);
+/// Whole numbers in the proportions of a load: itself where it is whole, else of a part in 1e9 of
+/// the layer's largest.
+Counts whole_counts(const std::vector<ExpertLoad>& load) {
+  constexpr double steps = 1e9;
+  Counts counts;
+  for (const ExpertLoad& layer : load) {
+    const bool whole = std::ranges::all_of(layer, [](double n) { return n == std::floor(n); });
+    const double scale = whole ? 1 : steps / std::ranges::max(layer);
+    std::vector<std::int64_t>& row = counts.emplace_back();
+    for (const double tokens : layer) row.push_back(std::llround(tokens * scale));
   }
   return counts;
 }
@@ -76,16 +63,17 @@ CountsFile read_file(ConfigReader& options) {
   CountsFile file;
   if (path.extension() != ".npz") {
     if (options.has("workloads"))
-      options.child("workloads").fail("names arrays of an .npz file; the file is an .npy");
+      options.child("workloads").fail("names arrays of an .npz file; this file holds one load");
     file.workloads.push_back(path.stem().string());
-    file.counts.push_back(read_counts(NpyArray::open(path), path.string()));
+    file.counts.push_back(whole_counts(read_load(path)));
     return file;
   }
   const ZipArchive zip(path);
   const auto add = [&](const std::string& name) {
     const std::string place = fmt::format("{}:{}.npy", path.string(), name);
     file.workloads.push_back(name);
-    file.counts.push_back(read_counts(NpyArray::parse(zip.read(name + ".npy"), place), place));
+    file.counts.push_back(
+        whole_counts(load_in(place, NpyArray::parse(zip.read(name + ".npy"), place))));
   };
   if (!options.has("workloads")) {
     for (const auto& [name, member] : zip.members()) add(name.substr(0, name.rfind(".npy")));
@@ -93,7 +81,7 @@ CountsFile read_file(ConfigReader& options) {
   }
   for (const ConfigNode& tag : options.child("workloads").list()) {
     if (!zip.has(tag.text() + ".npy"))
-      tag.fail(fmt::format("{} has no array \"{}\"", path.string(), tag.text()));
+      tag.fail("{} has no array \"{}\"", path.string(), tag.text());
     add(tag.text());
   }
   if (file.workloads.empty()) options.child("workloads").fail("names no workload");
@@ -110,29 +98,43 @@ class CountsGating final : public SyntheticGating {
 
   RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const override {
     const std::size_t layers = moe_layer_ids(model).size();
+    std::vector<Counts> counts;  // of each workload
     for (std::size_t w = 0; w < counts_.size(); ++w) {
-      require_of(model, layers, counts_[w], rows().workloads[w]);
-      require_drawable(model, counts_[w], rows().workloads[w]);
+      counts.push_back(of_moe_layers(model, counts_[w]));
+      require_of(model, layers, counts[w], rows().workloads[w]);
+      require_drawable(model, counts[w], rows().workloads[w]);
     }
     const std::size_t k = at(model.experts_per_token);
     const auto fill = [&](std::size_t request, std::span<std::uint16_t> ids) {
       Rng rng(seed, fmt::format("gating counts {}", request));
-      draw_rows(counts_[request % counts_.size()], layers, k, ids, rng);
+      draw_rows(counts[request % counts.size()], layers, k, ids, rng);
     };
     return fill_trace(model, rows(), "tokens drawn by counts", seed, fill);
   }
 
  private:
+  // Engines dump rows of all layers, with zeros in dense ones and those that draft behind.
+  static Counts of_moe_layers(const MoeModel& model, const Counts& counts) {
+    const std::vector<int> numbers = moe_layer_ids(model);
+    const std::size_t all = at(model.numbered_layers);
+    if (counts.size() == numbers.size() ||
+        (counts.size() != all && counts.size() != all + at(model.draft_layers)))
+      return counts;
+    Counts of_moe;
+    for (const int number : numbers) of_moe.push_back(counts[at(number)]);
+    return of_moe;
+  }
+
   void require_of(const MoeModel& model, std::size_t layers, const Counts& counts,
                   std::string_view workload) const {
     if (counts.front().size() != at(model.experts))
-      node_.fail(fmt::format("the counts of {} are of {} experts, the model {} has {}", workload,
-                             counts.front().size(), model.name, model.experts));
+      node_.fail("the counts of {} are of {} experts, the model {} has {}", workload,
+                 counts.front().size(), model.name, model.experts);
     if (counts.size() != layers && !adapt_)
-      node_.fail(fmt::format(
+      node_.fail(
           "the counts of {} are of {} MoE layers, the model {} has {}; \"adapt\": true takes the "
           "counted layers in turn",
-          workload, counts.size(), model.name, layers));
+          workload, counts.size(), model.name, layers);
   }
 
   // No token takes an expert twice.
@@ -141,12 +143,13 @@ class CountsGating final : public SyntheticGating {
     for (std::size_t layer = 0; layer < counts.size(); ++layer) {
       const std::int64_t sum = std::reduce(counts[layer].begin(), counts[layer].end());
       const auto most = std::max_element(counts[layer].begin(), counts[layer].end());
-      if (sum == 0 || *most > sum / model.experts_per_token)
-        node_.fail(fmt::format(
+      if (sum == 0) node_.fail("the counts of {} have no token in layer {}", workload, layer);
+      if (*most > sum / model.experts_per_token)
+        node_.fail(
             "the counts of {} in layer {} have expert {} with {} of {} choices; a token takes {} "
             "experts, none of them twice: at most 1 of {}",
             workload, layer, most - counts[layer].begin(), *most, sum, model.experts_per_token,
-            model.experts_per_token));
+            model.experts_per_token);
     }
   }
 
@@ -171,7 +174,8 @@ void draw_rows(std::span<const std::vector<std::int64_t>> counts, std::size_t la
 
 std::span<const Key> counts_gating_keys() {
   static constexpr Key keys[] = {
-      {"file", form::file, required, ".npy [layers, experts], or .npz with one for each workload"},
+      {"file", form::file, required,
+       "loads as place --load reads them, or .npz, one for each workload"},
       {"workloads", form::list(form::text), unset("all"), "arrays of the .npz, taken in turn"},
       {"adapt", form::flag, "false", "take counts of another number of layers"},
       row_keys[0],

@@ -24,8 +24,7 @@ namespace {
 constexpr Range count_range{1, 1 << 24};
 constexpr Range id_range{0, 65535};  // as in routing traces
 constexpr Range expert_range{1, 65536};
-constexpr int most_layers = 10'000;    // as of models
-constexpr Range token_range{0, 1e15};  // sums and ratios of these stay finite in a float
+constexpr int most_layers = 10'000;  // as of models
 
 using GpuSlots = std::vector<std::vector<int>>;  // [gpu][slot] -> expert
 
@@ -46,7 +45,7 @@ std::size_t slots_in(const GpuSlots& experts_on_gpu) {
 // A layer's slot list, cut into equal GPUs.
 GpuSlots cut_into_gpus(const ConfigNode& layer, const std::vector<int>& ids, std::size_t gpus) {
   if (ids.empty() || ids.size() % gpus != 0) {
-    layer.fail(fmt::format("{} slots do not fill {} GPUs evenly", ids.size(), gpus));
+    layer.fail("{} slots do not fill {} GPUs evenly", ids.size(), gpus);
   }
   const auto slots_per_gpu = static_cast<std::ptrdiff_t>(ids.size() / gpus);
   GpuSlots experts_on_gpu;
@@ -64,7 +63,7 @@ GpuSlots listed_by_gpu(const ConfigNode& layer, std::size_t gpus) {
   GpuSlots experts_on_gpu;
   for (const ConfigNode& gpu : layer.list()) experts_on_gpu.push_back(expert_ids(gpu));
   if (experts_on_gpu.size() != gpus) {
-    layer.fail(fmt::format("lists {} GPUs; expected num_gpus = {}", experts_on_gpu.size(), gpus));
+    layer.fail("lists {} GPUs; expected num_gpus = {}", experts_on_gpu.size(), gpus);
   }
   return experts_on_gpu;
 }
@@ -93,8 +92,7 @@ ExpertPlacement compile(const std::vector<ListedLayer>& layers, std::optional<in
       placement.emplace_back(experts, layer.experts_on_gpu);
     } catch (const std::invalid_argument& error) {
       if (widest == nullptr || widest == &layer) layer.place.fail(error.what());
-      layer.place.fail(
-          fmt::format("{}; {} has expert {}", error.what(), widest->place.pointer(), experts - 1));
+      layer.place.fail("{}; {} has expert {}", error.what(), widest->place.pointer(), experts - 1);
     }
   }
   return placement;
@@ -105,17 +103,17 @@ std::size_t gpu_count(ConfigReader& reader, std::string_view key, int known) {
   if (!reader.optional(key)) {
     if (known == 0) {
       reader.node().fail(
-          fmt::format("does not say how many GPUs its slots fill (\"{}\"); give \"gpus\" next to "
-                      "the file",
-                      key));
+          "does not say how many GPUs its slots fill (\"{}\"); give \"gpus\" next to "
+          "the file",
+          key);
     }
-    return static_cast<std::size_t>(known);
+    return at(known);
   }
   const auto said = reader.integer(key, count_range);
   if (known != 0 && said != known) {
-    reader.child(key).fail(fmt::format("the file is for {} GPUs; expected {}", said, known));
+    reader.child(key).fail("the file is for {} GPUs; expected {}", said, known);
   }
-  return static_cast<std::size_t>(said);
+  return at(said);
 }
 
 PlacementRows read_sglang(ConfigReader& reader, PlacementContext context) {
@@ -126,7 +124,7 @@ PlacementRows read_sglang(ConfigReader& reader, PlacementContext context) {
   }
   const ConfigNode map = reader.child(by_gpu ? "experts_on_gpu" : "physical_to_logical_map");
   const std::vector<ConfigNode> nodes = map.list();
-  const auto first_layer = static_cast<std::size_t>(context.first_layer);
+  const auto first_layer = at(context.first_layer);
   if (nodes.size() <= first_layer) {
     map.fail(nodes.empty()
                  ? "has no layers"
@@ -139,7 +137,7 @@ PlacementRows read_sglang(ConfigReader& reader, PlacementContext context) {
     const std::size_t slots = slots_in(layers.back().experts_on_gpu);
     const std::size_t expected = slots_in(layers.front().experts_on_gpu);
     if (!by_gpu && slots != expected) {
-      node.fail(fmt::format("has {} slots; expected {} as in the first layer", slots, expected));
+      node.fail("has {} slots; expected {} as in the first layer", slots, expected);
     }
   }
   std::optional<int> experts;
@@ -157,7 +155,7 @@ std::map<int, ConfigNode> by_layer(const ConfigNode& node) {
       const int layer = try_number<int>(key).value_or(-1);
       const bool number = layer >= 0 && layer < most_layers;
       if (!number || !layers.emplace(layer, reader.child(key)).second) {
-        node.fail(fmt::format("\"{}\" is not a layer; expected each layer's number once", key));
+        node.fail("\"{}\" is not a layer; expected each layer's number once", key);
       }
     }
     if (layers.empty()) node.fail("has no layers");
@@ -167,7 +165,7 @@ std::map<int, ConfigNode> by_layer(const ConfigNode& node) {
 
 PlacementRows read_trtllm(ConfigReader& reader, PlacementContext context) {
   const std::size_t gpus = gpu_count(reader, "ep_size", context.gpus);
-  const auto slots = static_cast<std::size_t>(reader.integer("num_slots", count_range));
+  const auto slots = at(reader.integer("num_slots", count_range));
   const ConfigNode assignments = reader.child("initial_global_assignments");
   reader.integer_or("layer_updates_per_iter", 0, non_negative);
   std::vector<ListedLayer> layers;
@@ -176,8 +174,8 @@ PlacementRows read_trtllm(ConfigReader& reader, PlacementContext context) {
     numbers.push_back(layer);
     layers.push_back({node, cut_into_gpus(node, gpus)});
     if (slots_in(layers.back().experts_on_gpu) != slots) {
-      node.fail(fmt::format("has {} slots; expected num_slots = {}",
-                            slots_in(layers.back().experts_on_gpu), slots));
+      node.fail("has {} slots; expected num_slots = {}", slots_in(layers.back().experts_on_gpu),
+                slots);
     }
   }
   return {compile(layers, std::nullopt), std::move(numbers)};
@@ -188,7 +186,7 @@ template <class Read>
 auto read_numbered(const ConfigNode& list, std::int64_t count, std::string_view id, Read read) {
   const std::vector<ConfigNode> nodes = list.list();
   if (std::ssize(nodes) != count) {
-    list.fail(fmt::format("has {} entries; its neighbour key says {}", nodes.size(), count));
+    list.fail("has {} entries; its neighbour key says {}", nodes.size(), count);
   }
   using Value = decltype(read(std::declval<ConfigReader&>()));
   std::vector<Value> values;
@@ -196,7 +194,7 @@ auto read_numbered(const ConfigNode& list, std::int64_t count, std::string_view 
     values.push_back(read_object(nodes[i], [&](ConfigReader& reader) {
       const std::int64_t said = reader.integer(id);
       if (said != static_cast<std::int64_t>(i)) {
-        reader.child(id).fail(fmt::format("is {}; expected {}, in order from 0", said, i));
+        reader.child(id).fail("is {}; expected {}, in order from 0", said, i);
       }
       return read(reader);
     }));
@@ -212,7 +210,7 @@ PlacementRows read_vllm_ascend(ConfigReader& reader, PlacementContext context) {
         const auto devices = layer.integer("device_count", count_range);
         if (gpus == 0) gpus = devices;
         if (devices != gpus) {
-          layer.child("device_count").fail(fmt::format("is {}; expected {}", devices, gpus));
+          layer.child("device_count").fail("is {}; expected {}", devices, gpus);
         }
         return ListedLayer{layer.node(),
                            read_numbered(layer.child("device_list"), devices, "device_id",
@@ -232,8 +230,8 @@ ExpertPlacement read_map(const Array& array, const std::filesystem::path& file,
         "does not say how many GPUs its slots fill ([layers, slots], as vLLM has them); give "
         "\"gpus\" next to the file");
   }
-  const auto layers = static_cast<std::size_t>(array.shape[0]);
-  const auto slots = static_cast<std::size_t>(array.shape[1]);
+  const auto layers = at(array.shape[0]);
+  const auto slots = at(array.shape[1]);
   std::vector<ListedLayer> listed;
   for (std::size_t layer = first; layer < layers; ++layer) {
     const ConfigNode place{Json(), file, fmt::format("[{}]", layer)};
@@ -241,7 +239,7 @@ ExpertPlacement read_map(const Array& array, const std::filesystem::path& file,
     for (std::size_t slot = 0; slot < slots; ++slot) {
       const double id = array.values[layer * slots + slot];
       if (!(id >= id_range.min && id <= id_range.max)) {
-        place.fail(fmt::format("slot {} holds {}; expected an expert's number", slot, id));
+        place.fail("slot {} holds {}; expected an expert's number", slot, id);
       }
       ids.push_back(static_cast<int>(id));
     }
@@ -253,16 +251,15 @@ ExpertPlacement read_map(const Array& array, const std::filesystem::path& file,
 ExpertPlacement read_npy(const std::filesystem::path& file, PlacementContext context) {
   const NpyArray array = NpyArray::open(file);
   const auto refuse = [&](const std::string& what) {
-    throw ConfigError(fmt::format("{}: {}", file.string(), what));
+    throw ConfigError("{}: {}", file.string(), what);
   };
-  const bool whole =
-      array.type() == NpyType::u1 || array.type() == NpyType::i4 || array.type() == NpyType::i8;
   const auto shape = array.shape();
-  if (!whole || (shape.size() != 2 && shape.size() != 3) || array.elements() == 0) {
-    refuse(
-        fmt::format("a placement is u1, i4 or i8 of shape [GPUs, layers, experts], or vLLM's "
-                    "[layers, slots]; found {} [{}]",
-                    npy_type_names[at(array.type())], fmt::join(shape, ", ")));
+  if (!is_whole(array.type()) || (shape.size() != 2 && shape.size() != 3) ||
+      array.elements() == 0) {
+    refuse(fmt::format(
+        "a placement holds whole numbers in the shape [GPUs, layers, experts], or vLLM's "
+        "[layers, slots]; found {} [{}]",
+        npy_type_names[at(array.type())], fmt::join(shape, ", ")));
   }
   if (shape.size() == 2) return read_map(array_of(array), file, context, 0);
   if (shape[2] > static_cast<std::int64_t>(expert_range.max)) {
@@ -271,8 +268,8 @@ ExpertPlacement read_npy(const std::filesystem::path& file, PlacementContext con
   if (context.gpus != 0 && shape[0] != context.gpus) {
     refuse(fmt::format("has {} GPUs; expected {}", shape[0], context.gpus));
   }
-  const auto layers = static_cast<std::size_t>(shape[1]);
-  const auto experts = static_cast<std::size_t>(shape[2]);
+  const auto layers = at(shape[1]);
+  const auto experts = at(shape[2]);
   std::vector<ListedLayer> listed;
   for (std::size_t layer = 0; layer < layers; ++layer) {
     listed.push_back({{Json(), file, fmt::format("[:, {}]", layer)}, GpuSlots(at(shape[0]))});
@@ -326,9 +323,11 @@ OrderedJson sglang_json(const ExpertPlacement& layers, const LayerNumbers& in_mo
   const int all = std::max(in_model.all, *std::ranges::max_element(numbers) + 1);
   ExpertPlacement placement(at(all), dense_row(layers.front()));
   for (std::size_t i = 0; i < layers.size(); ++i) placement[at(numbers[i])] = layers[i];
-  OrderedJson json{{"num_gpus", placement.front().gpus()},
-                   {"num_experts", placement.front().experts()}};
+  OrderedJson json;
   const bool equal = equally_filled(placement);
+  // SGLang takes the map alone: init_by_mapping() knows no other key.
+  if (!equal)
+    json = {{"num_gpus", placement.front().gpus()}, {"num_experts", placement.front().experts()}};
   for (const LayerPlacement& layer : placement) {
     if (equal) {
       json["physical_to_logical_map"].push_back(experts_in_slots(layer, 0, layer.slots()));
@@ -374,8 +373,8 @@ OrderedJson vllm_ascend_json(const ExpertPlacement& placement) {
 
 std::string npy_of(const ExpertPlacement& placement) {
   const auto layers = placement.size();
-  const auto experts = static_cast<std::size_t>(placement.front().experts());
-  const auto gpus = static_cast<std::size_t>(placement.front().gpus());
+  const auto experts = at(placement.front().experts());
+  const auto gpus = at(placement.front().gpus());
   std::vector<std::int32_t> held(gpus * layers * experts);
   for (std::size_t layer = 0; layer < layers; ++layer) {
     for (int slot = 0; slot < placement[layer].slots(); ++slot) {
@@ -384,9 +383,9 @@ std::string npy_of(const ExpertPlacement& placement) {
       auto& here = held[(at(gpu) * layers + layer) * experts + at(expert)];
       if (++here == 2) {
         throw ConfigError(
-            fmt::format("npy files cannot hold expert {} twice on GPU {}, as layer {} does; use "
-                        "another format",
-                        expert, gpu, layer));
+            "npy files cannot hold expert {} twice on GPU {}, as layer {} does; use "
+            "another format",
+            expert, gpu, layer);
       }
     }
   }
@@ -395,100 +394,10 @@ std::string npy_of(const ExpertPlacement& placement) {
   return npy_bytes<std::int32_t>(shape, held);
 }
 
-std::vector<ExpertLoad> listed_load(const ConfigNode& node) {
-  std::vector<ExpertLoad> load;
-  for (const ConfigNode& layer : node.list()) {
-    ExpertLoad experts;
-    for (const ConfigNode& tokens : layer.list()) experts.push_back(tokens.number(token_range));
-    if (experts.empty() || (!load.empty() && experts.size() != load.front().size())) {
-      layer.fail(fmt::format("has {} experts; expected {}", experts.size(),
-                             load.empty() ? "at least 1" : std::to_string(load.front().size())));
-    }
-    load.push_back(std::move(experts));
-  }
-  if (load.empty()) node.fail("has no layers");
-  return load;
-}
-
-// SGLang's expert distribution: a load, or one for each of the steps that its buffer held.
-std::vector<ExpertLoad> logical_count(const ConfigNode& node) {
-  const auto depth_of_three = [](const Json& json) {
-    return !json.empty() && json[0].is_array() && !json[0].empty() && json[0][0].is_array();
-  };
-  if (!depth_of_three(node.json())) return listed_load(node);
-  std::vector<ExpertLoad> sum;
-  for (const ConfigNode& step : node.list()) {
-    const std::vector<ExpertLoad> load = listed_load(step);
-    if (sum.empty()) sum.assign(load.size(), ExpertLoad(load.front().size()));
-    if (load.size() != sum.size() || load.front().size() != sum.front().size()) {
-      step.fail(fmt::format("has {} layers of {} experts; expected {} of {} as in the first step",
-                            load.size(), load.front().size(), sum.size(), sum.front().size()));
-    }
-    for (std::size_t layer = 0; layer < sum.size(); ++layer) {
-      std::ranges::transform(sum[layer], load[layer], sum[layer].begin(), std::plus<>());
-    }
-  }
-  return sum;
-}
-
-std::vector<ExpertLoad> load_from_json(const std::filesystem::path& file) {
-  return read_object(ConfigNode::from_file(file), [](ConfigReader& reader) {
-    if (!reader.has("logical_count")) return listed_load(reader.child("load"));
-    // What SGLang writes beside it.
-    reader.optional("rank");
-    reader.optional("average_utilization_rate_over_window");
-    return logical_count(reader.child("logical_count"));
-  });
-}
-
-// [layers, experts], or one for each of some steps.
-std::vector<ExpertLoad> load_from_array(const std::filesystem::path& file, const Array& array) {
-  const std::vector<std::int64_t>& shape = array.shape;
-  if ((shape.size() != 2 && shape.size() != 3) || array.values.empty()) {
-    throw ConfigError(fmt::format(
-        "{}: a load has the shape [layers, experts] or [steps, layers, experts]; found [{}]",
-        file.string(), fmt::join(shape, ", ")));
-  }
-  const auto experts = static_cast<std::size_t>(shape.back());
-  const auto layers = static_cast<std::size_t>(shape[shape.size() - 2]);
-  std::vector<ExpertLoad> load(layers, ExpertLoad(experts));
-  for (std::size_t i = 0; i < array.values.size(); ++i) {
-    const std::size_t layer = i / experts % layers;
-    const double tokens = array.values[i];
-    if (!(tokens >= 0 && tokens <= token_range.max)) {
-      throw ConfigError(
-          fmt::format("{}: the load of expert {} in layer {} is {}; expected 0 to 1e15",
-                      file.string(), i % experts, layer, tokens));
-    }
-    load[layer][i % experts] += tokens;
-  }
-  return load;
-}
-
-// A tensor of a dictionary that torch.save() wrote; nothing where there is none of the name.
-const PyTensor* tensor_named(const TorchFile& file, std::string_view name) {
-  const auto* dict = std::get_if<const PyDict*>(&file.value());
-  const PyValue* value = dict == nullptr ? nullptr : (*dict)->find(name);
-  const auto* tensor = value == nullptr ? nullptr : std::get_if<const PyTensor*>(value);
-  return tensor == nullptr ? nullptr : *tensor;
-}
-
-// Reads what SGLang's recorder dumps in its modes stat and stat_approx.
-std::vector<ExpertLoad> load_from_torch(const std::filesystem::path& path) {
-  TorchFile file(path);
-  const PyTensor* counts = tensor_named(file, "logical_count");
-  if (counts == nullptr) {
-    file.refuse(
-        "has no tensor \"logical_count\"; of other dumps of SGLang moesim trace import makes an "
-        "expert_counts.npy");
-  }
-  return load_from_array(path, file.read(*counts));
-}
-
 // SGLang's map of all layers, as --init-expert-location takes it too.
 PlacementRows read_torch(const std::filesystem::path& path, PlacementContext context) {
   TorchFile file(path);
-  const PyTensor* map = tensor_named(file, "physical_to_logical_map");
+  const PyTensor* map = file.tensor_named("physical_to_logical_map");
   if (map == nullptr) file.refuse("has no tensor \"physical_to_logical_map\"");
   const Array array = file.read(*map);
   if (array.shape.size() != 2 || array.extent(0) <= context.first_layer)
@@ -553,11 +462,6 @@ std::string placement_bytes(const ExpertPlacement& placement, PlacementFormat fo
     case PlacementFormat::sglang: break;
   }
   return sglang_json(placement, in_model).dump() + "\n";
-}
-
-std::vector<ExpertLoad> read_load(const std::filesystem::path& file) {
-  if (file.extension() == ".npy") return load_from_array(file, array_of(NpyArray::open(file)));
-  return file.extension() == ".pt" ? load_from_torch(file) : load_from_json(file);
 }
 
 }  // namespace moesim

@@ -13,9 +13,10 @@
 namespace moesim {
 
 /// The forms of a placement file. A slot list is rank-major: the slots of GPU 0, of GPU 1, ...
-///   sglang       JSON {"num_gpus": G, "num_experts": N, "physical_to_logical_map": [layer][slot]}:
-///                SGLang's key for --init-expert-location, with the two counts beside it, or
-///                "experts_on_gpu": [layer][gpu][slot] where GPUs hold unequal numbers
+///   sglang       JSON {"physical_to_logical_map": [layer][slot]}, as --init-expert-location takes
+///                it; read with "num_gpus" and "num_experts" beside it, too. Where GPUs hold
+///                unequal numbers: {"num_gpus": G, "num_experts": N, "experts_on_gpu":
+///                [layer][gpu][slot]}
 ///   trtllm       YAML or JSON of TensorRT-LLM's load balancer: num_slots,
 ///                initial_global_assignments {model layer: [slot]}
 ///   vllm_ascend  expert_map.json of vllm-ascend: layer_list, device_list, device_expert
@@ -71,11 +72,5 @@ std::vector<int> numbers_of(std::size_t layers, const LayerNumbers&);
 /// ConfigError where a format cannot say it: in trtllm unequal GPUs, in npy two slots of a GPU with
 /// one expert.
 std::string placement_bytes(const ExpertPlacement&, PlacementFormat, const LayerNumbers& = {});
-
-/// Reads an observed load, [layers][experts]. Forms: {"load": [[tokens of each expert] per layer]};
-/// SGLang's {"logical_count": the same, or a list of such over steps} as JSON or .pt. Also an .npy
-/// file of shape [layers, experts] or [steps, layers, experts]; steps are summed. Throws
-/// ConfigError with the pointer if it is no such thing or not finite and >= 0.
-std::vector<ExpertLoad> read_load(const std::filesystem::path& file);
 
 }  // namespace moesim

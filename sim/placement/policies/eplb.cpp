@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include <fmt/format.h>
-
 #include "hardware/at.hpp"
 #include "sim/placement/placers.hpp"
 
@@ -58,7 +56,7 @@ Replicas replicate(std::span<const float> weight, int slots) {
   std::vector<float> per_replica(weight.begin(), weight.end());
   while (replicas.expert.size() < at(slots)) {
     const auto hottest = std::max_element(per_replica.begin(), per_replica.end());
-    const auto expert = static_cast<std::size_t>(hottest - per_replica.begin());
+    const auto expert = at(hottest - per_replica.begin());
     replicas.expert.push_back(static_cast<int>(expert));
     replicas.rank.push_back(replicas.count[expert]++);
     *hottest = weight[expert] / static_cast<float>(replicas.count[expert]);
@@ -88,12 +86,11 @@ std::vector<int> experts_by_node(std::span<const float> weight, int groups, int 
 
 void require_hierarchy(const PlacementProblem& problem) {
   if (problem.experts % problem.groups != 0) {
-    throw ConfigError(fmt::format("eplb: {} expert groups do not divide {} experts evenly",
-                                  problem.groups, problem.experts));
+    throw ConfigError("eplb: {} expert groups do not divide {} experts evenly", problem.groups,
+                      problem.experts);
   }
   if (problem.gpus % problem.nodes != 0) {
-    throw ConfigError(
-        fmt::format("eplb: {} nodes do not divide {} GPUs evenly", problem.nodes, problem.gpus));
+    throw ConfigError("eplb: {} nodes do not divide {} GPUs evenly", problem.nodes, problem.gpus);
   }
 }
 
@@ -111,7 +108,8 @@ class Eplb final : public Placer {
 
 EplbMap eplb(const PlacementProblem& problem, std::span<const double> load) {
   require_sound(problem, load);
-  const bool by_node = problem.groups % problem.nodes == 0;
+  // Without expert parallelism fewer GPUs than nodes hold experts of their own.
+  const bool by_node = problem.groups % problem.nodes == 0 && problem.gpus >= problem.nodes;
   if (by_node) require_hierarchy(problem);
   const int nodes = by_node ? problem.nodes : 1;
   const int groups = by_node ? problem.groups : 1;
