@@ -42,15 +42,15 @@ TraceMeta read_meta(const std::filesystem::path& file) {
   meta.experts_per_token = static_cast<int>(reader.integer("experts_per_token", expert_range));
   if (meta.experts_per_token > meta.num_experts)
     reader.child("experts_per_token")
-        .fail(fmt::format("{} experts per token of {} experts; a token picks distinct experts",
-                          meta.experts_per_token, meta.num_experts));
+        .fail("{} experts per token of {} experts; a token picks distinct experts",
+              meta.experts_per_token, meta.num_experts);
   for (const ConfigNode& layer : reader.child("layer_ids").list())
     meta.layer_ids.push_back(static_cast<int>(layer.integer(Range{0, 1e6})));
   if (meta.layer_ids.empty()) reader.child("layer_ids").fail("names no layer");
   for (const ConfigNode& phase : reader.child("phases").list()) {
     meta.phases.push_back(phase.text());
     if (std::find(phase_names.begin(), phase_names.end(), meta.phases.back()) == phase_names.end())
-      phase.fail(fmt::format("\"{}\" is not a phase; one of: prefill, decode", meta.phases.back()));
+      phase.fail("\"{}\" is not a phase; one of: prefill, decode", meta.phases.back());
   }
   meta.source = reader.text_or("source", "");
   meta.license = reader.text_or("license", "");
@@ -62,7 +62,7 @@ TraceMeta read_meta(const std::filesystem::path& file) {
 
 Json parse_line(const std::string& place, std::string_view line) {
   Json json = json_or_text(line);
-  if (!json.is_object()) throw ConfigError(fmt::format("{}: is not a JSON object", place));
+  if (!json.is_object()) throw ConfigError("{}: is not a JSON object", place);
   return json;
 }
 
@@ -79,11 +79,11 @@ TraceRequest read_request(ConfigReader& reader, std::int64_t tokens, int workloa
   request.has_repetition = reader.flag_or("has_repetition", false);
   request.workload = workload;
   if (request.row_start + request.num_tokens > tokens)
-    reader.node().fail(fmt::format("rows {} to {} of a trace of {} rows", request.row_start,
-                                   request.row_start + request.num_tokens - 1, tokens));
+    reader.node().fail("rows {} to {} of a trace of {} rows", request.row_start,
+                       request.row_start + request.num_tokens - 1, tokens);
   if (request.prompt_rows > request.num_tokens)
-    reader.node().fail(fmt::format("prompt_rows {} exceeds num_tokens {}", request.prompt_rows,
-                                   request.num_tokens));
+    reader.node().fail("prompt_rows {} exceeds num_tokens {}", request.prompt_rows,
+                       request.num_tokens);
   return request;
 }
 
@@ -98,9 +98,8 @@ void refuse_overlaps(const std::filesystem::path& file, std::span<const TraceReq
   for (std::size_t i = 1; i < order.size(); ++i) {
     const TraceRequest& before = requests[order[i - 1]];
     if (before.row_start + before.num_tokens > requests[order[i]].row_start)
-      throw ConfigError(fmt::format("{}:{}: row {} also belongs to the request of line {}",
-                                    file.string(), lines[order[i]], requests[order[i]].row_start,
-                                    lines[order[i - 1]]));
+      throw ConfigError("{}:{}: row {} also belongs to the request of line {}", file.string(),
+                        lines[order[i]], requests[order[i]].row_start, lines[order[i - 1]]);
   }
 }
 
@@ -148,8 +147,7 @@ class NewFile {
   void commit() const {
     std::error_code error;
     std::filesystem::rename(partial_, file_, error);
-    if (error)
-      throw ConfigError(fmt::format("{}: cannot be written: {}", file_.string(), error.message()));
+    if (error) throw ConfigError("{}: cannot be written: {}", file_.string(), error.message());
   }
 
  private:
@@ -208,14 +206,14 @@ RoutingTrace RoutingTrace::open(const std::filesystem::path& directory) {
     case NpyType::u2: trace.ids_ = array.as<std::uint16_t>(); break;
     case NpyType::i4: trace.ids_ = array.as<std::int32_t>(); break;
     default:
-      throw ConfigError(fmt::format("{}: holds ids of type {}; save them as u1, u2 or i4",
-                                    trace.place_, npy_type_names[at(array.type())]));
+      throw ConfigError("{}: holds ids of type {}; save them as u1, u2 or i4", trace.place_,
+                        npy_type_names[at(array.type())]);
   }
   const auto shape = array.shape();
   if (shape.size() != 3 || shape[1] != trace.layers() || shape[2] != trace.experts_per_token())
-    throw ConfigError(fmt::format("{}: has shape ({}); meta.json says [tokens, {} layers, {} ids]",
-                                  trace.place_, fmt::join(shape, ", "), trace.layers(),
-                                  trace.experts_per_token()));
+    throw ConfigError("{}: has shape ({}); meta.json says [tokens, {} layers, {} ids]",
+                      trace.place_, fmt::join(shape, ", "), trace.layers(),
+                      trace.experts_per_token());
   trace.tokens_ = shape[0];
   trace.storage_ = array.storage();
   RequestTable table = read_requests(directory / trace_files[1], trace.tokens_);
@@ -259,11 +257,19 @@ bool RoutingTrace::recorded(std::string_view phase) const {
   return std::find(meta_.phases.begin(), meta_.phases.end(), phase) != meta_.phases.end();
 }
 
+TraceRequest RoutingTrace::decoding(TraceRequest request) const {
+  if (!recorded("decode")) return request;
+  request.row_start += request.prompt_rows;
+  request.num_tokens = request.decode_rows();
+  request.prompt_rows = 0;
+  return request;
+}
+
 std::vector<std::int64_t> RoutingTrace::expert_counts(
     std::span<const std::size_t> of_requests) const {
-  const auto experts = static_cast<std::size_t>(num_experts());
-  const auto k = static_cast<std::size_t>(experts_per_token());
-  const auto ids_per_row = static_cast<std::size_t>(row_ids());
+  const auto experts = at(num_experts());
+  const auto k = at(experts_per_token());
+  const auto ids_per_row = at(row_ids());
   std::vector<std::int64_t> counts(at(layers()) * experts);
   const auto add = [&](const TraceRequest& request) {
     stream(request.row_start, request.row_start + request.num_tokens, [&](auto rows) {
@@ -299,14 +305,14 @@ void RoutingTrace::check_ids() const { check_rows(0, tokens_); }
 
 void RoutingTrace::check_rows(std::int64_t first, std::int64_t last) const {
   const auto experts = static_cast<std::uint32_t>(num_experts());
-  const auto k = static_cast<std::size_t>(experts_per_token());
+  const auto k = at(experts_per_token());
   const auto fail = [&](std::size_t group, const std::string& what) {
-    const auto layer_count = static_cast<std::size_t>(layers());
-    throw ConfigError(fmt::format("{}: row {}, layer {}: {}", place_, group / layer_count,
-                                  meta_.layer_ids[group % layer_count], what));
+    const auto layer_count = at(layers());
+    throw ConfigError("{}: row {}, layer {}: {}", place_, group / layer_count,
+                      meta_.layer_ids[group % layer_count], what);
   };
   std::vector<std::size_t> seen_in(experts, 0);  // the last group, counted from 1, with this id
-  auto group = static_cast<std::size_t>(first * layers());
+  auto group = at(first * layers());
   stream(first, last, [&](auto rows) {
     for (; !rows.empty(); rows = rows.subspan(k), ++group) {
       for (const auto choice : rows.first(k)) {
@@ -354,9 +360,9 @@ RoutingTrace RoutingTrace::with_layers(std::vector<int> layer_ids) const {
                   trace.layers(), layers());
   visit([&](auto ids) {
     using Id = typename decltype(ids)::value_type;
-    const auto k = static_cast<std::size_t>(experts_per_token());
-    const auto from_layers = static_cast<std::size_t>(layers());
-    const auto to_layers = static_cast<std::size_t>(trace.layers());
+    const auto k = at(experts_per_token());
+    const auto from_layers = at(layers());
+    const auto to_layers = at(trace.layers());
     std::vector<Id> mapped;
     mapped.reserve(at(tokens_) * to_layers * k);
     for (std::size_t row = 0; row < at(tokens_); ++row)
@@ -380,8 +386,7 @@ std::array<std::string, 3> unfinished_trace_files(const std::filesystem::path& d
 void write_trace(const RoutingTrace& trace, const std::filesystem::path& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
-  if (error)
-    throw ConfigError(fmt::format("{}: cannot be made: {}", directory.string(), error.message()));
+  if (error) throw ConfigError("{}: cannot be made: {}", directory.string(), error.message());
   const NewFile ids(directory / trace_files[0]);
   const NewFile requests(directory / trace_files[1]);
   const NewFile meta(directory / trace_files[2]);

@@ -66,6 +66,9 @@ class RoutingTrace {
   std::span<const TraceRequest> requests() const { return requests_; }
   std::span<const std::string> workloads() const { return workloads_; }
   bool recorded(std::string_view phase) const;
+  /// The request without the rows of its prompt, if the trace has decode rows: what decode batches
+  /// draw from. No rows are left of a request that decoded nothing.
+  TraceRequest decoding(TraceRequest) const;
 
   /// Calls fn(Ids<uint8_t>) , fn(Ids<uint16_t>) or fn(Ids<int32_t>): loops over rows are written
   /// once, typed.

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
 #include "hardware/at.hpp"
@@ -61,12 +60,15 @@ std::int64_t random_row(const TraceRequest& request, Rng& rng) {
          static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(request.num_tokens)));
 }
 
-/// Draws one random row of each of `batch` different requests; with more rows than requests, every
-/// request comes equally often, but for the remainder.
+/// Draws one random decode row of each of `batch` different requests; with more rows than requests,
+/// every request comes equally often, but for the remainder.
 class DecodeBatches {
  public:
-  DecodeBatches(const RoutingTrace& trace, Rng& rng)
-      : requests_(trace.requests()), rng_(rng), order_(requests_.size()) {
+  DecodeBatches(const RoutingTrace& trace, Rng& rng) : rng_(rng) {
+    for (const TraceRequest& request : trace.requests())
+      if (const TraceRequest decoding = trace.decoding(request); decoding.num_tokens > 0)
+        requests_.push_back(decoding);
+    order_.resize(requests_.size());
     std::iota(order_.begin(), order_.end(), std::size_t{0});
   }
   void draw(std::vector<std::int64_t>& rows) {
@@ -78,7 +80,7 @@ class DecodeBatches {
   }
 
  private:
-  std::span<const TraceRequest> requests_;
+  std::vector<TraceRequest> requests_;
   Rng& rng_;
   std::vector<std::size_t> order_;
 };
@@ -100,7 +102,7 @@ class Windows {
   Drawn draw(Rng& rng) const {
     const auto drawn = static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(total_)));
     const auto found = std::upper_bound(windows_up_to_.begin(), windows_up_to_.end(), drawn);
-    const auto request = static_cast<std::size_t>(found - windows_up_to_.begin());
+    const auto request = at(found - windows_up_to_.begin());
     const std::int64_t before = request == 0 ? 0 : windows_up_to_[request - 1];
     return {request, requests_[request].row_start + drawn - before};
   }
@@ -294,14 +296,14 @@ std::size_t hits(std::span<const float> scores, std::size_t guesses, Ids truth,
   scratch.assign(scores.begin(), scores.end());
   const auto nth = scratch.begin() + static_cast<std::ptrdiff_t>(guesses - 1);
   std::nth_element(scratch.begin(), nth, scratch.end(), std::greater<>());
-  return static_cast<std::size_t>(
+  return at(
       std::count_if(truth.begin(), truth.end(), [&](auto id) { return scores[at(id)] >= *nth; }));
 }
 
 }  // namespace
 
 PopularitySkew popularity_skew(std::span<const std::int64_t> counts, int experts) {
-  const auto n = static_cast<std::size_t>(experts);
+  const auto n = at(experts);
   check(n > 0 && counts.size() >= n && counts.size() % n == 0, "counts must be [layers, experts]");
   std::vector<double> max, min, variation, top, gini;
   for (auto rest = counts; !rest.empty(); rest = rest.subspan(n)) {
@@ -314,11 +316,15 @@ PopularitySkew popularity_skew(std::span<const std::int64_t> counts, int experts
       squares += (sorted[i] - mean) * (sorted[i] - mean);
       ranked += static_cast<double>(i + 1) * sorted[i];
     }
-    const auto eighth = static_cast<std::ptrdiff_t>(std::max<std::size_t>(1, n / 8));
+    const auto whole = static_cast<std::ptrdiff_t>(n / 8);
+    const double part = static_cast<double>(n % 8) / 8;  // of the next expert
     max.push_back(sorted.back() / mean);
     min.push_back(sorted.front() / mean);
     variation.push_back(std::sqrt(squares / experts) / mean);
-    top.push_back(std::accumulate(sorted.end() - eighth, sorted.end(), 0.0) / sum);
+    const double next = *(sorted.end() - whole - (part > 0 ? 1 : 0));
+    top.push_back(
+        (std::accumulate(sorted.end() - whole, sorted.end(), 0.0) + (part > 0 ? part * next : 0)) /
+        sum);
     // Gini = 2 sum(i x_i) / (n sum x) - (n + 1)/n, x ascending, i from 1.
     gini.push_back(2 * ranked / (experts * sum) - (experts + 1.0) / experts);
   }
@@ -334,9 +340,9 @@ std::vector<std::int64_t> coactivation_counts(const RoutingTrace& trace,
   }
   if (trace.num_experts() > most_paired_experts) {
     throw ConfigError(
-        fmt::format("co-activation counts all pairs of experts: {} experts; expected "
-                    "at most {}",
-                    trace.num_experts(), most_paired_experts));
+        "co-activation counts all pairs of experts: {} experts; expected "
+        "at most {}",
+        trace.num_experts(), most_paired_experts);
   }
   const Shape shape(trace);
   std::vector<std::int64_t> counts(shape.layers * shape.experts * shape.experts);

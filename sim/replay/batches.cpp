@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/replay/batches.hpp"
 
+#include <array>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -17,7 +19,10 @@ Usable usable_requests(const RoutingTrace& trace, const ReplayConfig& config) {
   const std::vector<char> fitted = fitted_half(trace);
   const bool half = config.fit_workloads.empty() && config.fit == ReplayFit::half;
   for (std::size_t i = 0; i < trace.requests().size(); ++i) {
-    const TraceRequest& request = trace.requests()[i];
+    // A batch is of decode, unless its tokens follow each other.
+    const TraceRequest request = config.sample == ReplaySample::consecutive
+                                     ? trace.requests()[i]
+                                     : trace.decoding(trace.requests()[i]);
     const std::string& tag = trace.workloads()[at(request.workload)];
     if (half && fitted[i] != 0) continue;
     if (has(config.fit_workloads, tag)) continue;
@@ -42,12 +47,12 @@ namespace {
 BatchRows rows_of_requests(const Usable& usable, int batch, int samples, bool distinct, Rng rng) {
   if (distinct && at(batch) > usable.requests.size()) {
     throw ConfigError(
-        fmt::format("replay: a batch of {} distinct requests cannot be drawn from the trace: {}; "
-                    "the sample \"several\" takes several tokens of each",
-                    batch, usable.described));
+        "replay: a batch of {} distinct requests cannot be drawn from the trace: {}; "
+        "the sample \"several\" takes several tokens of each",
+        batch, usable.described);
   }
   if (usable.requests.empty())
-    throw ConfigError(fmt::format("replay: the trace has no usable request: {}", usable.described));
+    throw ConfigError("replay: the trace has no usable request: {}", usable.described);
   std::vector<std::size_t> order(usable.requests.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   BatchRows rows(at(samples));
@@ -73,9 +78,9 @@ BatchRows consecutive_rows(const Usable& usable, int batch, int samples, Rng rng
   }
   if (windows_before.back() == 0) {
     throw ConfigError(
-        fmt::format("replay: no request of the trace has {} consecutive tokens; the longest has "
-                    "{}; {}",
-                    batch, longest, usable.described));
+        "replay: no request of the trace has {} consecutive tokens; the longest has "
+        "{}; {}",
+        batch, longest, usable.described);
   }
   BatchRows rows(at(samples));
   for (auto& batch_rows : rows) {
@@ -136,6 +141,27 @@ std::string leave_out_large_batches(const RoutingTrace& trace, ReplayConfig& con
       "batches of {} are left out: {}; --sample several takes several tokens of each "
       "request",
       fmt::join(out, ", "), why);
+}
+
+RoutingTrace drawn_again(const RoutingTrace& trace, Rng& rng) {
+  const auto recorded = trace.requests();
+  const std::vector<char> fitted = fitted_half(trace);
+  std::map<std::pair<int, bool>, std::vector<std::size_t>> places_of;
+  for (std::size_t i = 0; i < recorded.size(); ++i)
+    places_of[{recorded[i].workload, is_usable(recorded[i])}].push_back(i);
+  std::vector<TraceRequest> drawn(recorded.begin(), recorded.end());
+  for (const auto& [kind, places] : places_of) {
+    std::vector<std::size_t> dealt = places;
+    for (std::size_t i = dealt.size(); i > 1; --i) std::swap(dealt[i - 1], dealt[rng.below(i)]);
+    std::array<std::vector<std::size_t>, 2> halves;
+    for (std::size_t i = 0; i < places.size(); ++i)
+      halves[at(fitted[places[i]])].push_back(dealt[i]);
+    for (const std::size_t place : places) {
+      const std::vector<std::size_t>& half = halves[at(fitted[place])];
+      drawn[place] = recorded[half[rng.below(half.size())]];
+    }
+  }
+  return trace.with_requests(std::move(drawn));
 }
 
 }  // namespace moesim

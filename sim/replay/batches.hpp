@@ -96,4 +96,8 @@ inline constexpr std::int64_t most_sampled_tokens = 1 << 26;
 /// The sampled batches that all placements and routings are scored on, [config.batches].
 std::vector<Batches> draw_batches(const RoutingTrace&, const ReplayConfig&, const Usable&);
 
+/// The recording drawn again: requests are dealt anew to the halves and drawn from there with
+/// replacement. Each workload keeps its number in either half, and so do requests without batches.
+RoutingTrace drawn_again(const RoutingTrace&, Rng&);
+
 }  // namespace moesim

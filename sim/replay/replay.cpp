@@ -39,11 +39,11 @@ void require_apart(const RoutingTrace& trace, const ReplayConfig& config) {
   }
   for (const std::string& tag : config.score_workloads) {
     if (!has(trace.workloads(), tag)) {
-      throw ConfigError(fmt::format("replay: the trace has no workload \"{}\" to score on", tag));
+      throw ConfigError("replay: the trace has no workload \"{}\" to score on", tag);
     }
     if (has(config.fit_workloads, tag)) {
-      throw ConfigError(fmt::format(
-          "replay: the workload \"{}\" is fitted on and scored on; take it out of one", tag));
+      throw ConfigError(
+          "replay: the workload \"{}\" is fitted on and scored on; take it out of one", tag);
     }
   }
 }
@@ -293,29 +293,6 @@ double margin_of_mean(std::span<const double> values, double mean) {
   return count > 1 ? 1.96 * std::sqrt(squares / (count - 1) / count) : 0;
 }
 
-// The recording drawn again: requests are dealt anew to the halves and drawn from there with
-// replacement. Each workload keeps its number in either half, and so do requests without batches.
-RoutingTrace drawn_again(const RoutingTrace& trace, Rng& rng) {
-  const auto recorded = trace.requests();
-  const std::vector<char> fitted = fitted_half(trace);
-  std::map<std::pair<int, bool>, std::vector<std::size_t>> places_of;
-  for (std::size_t i = 0; i < recorded.size(); ++i)
-    places_of[{recorded[i].workload, is_usable(recorded[i])}].push_back(i);
-  std::vector<TraceRequest> drawn(recorded.begin(), recorded.end());
-  for (const auto& [kind, places] : places_of) {
-    std::vector<std::size_t> dealt = places;
-    for (std::size_t i = dealt.size(); i > 1; --i) std::swap(dealt[i - 1], dealt[rng.below(i)]);
-    std::array<std::vector<std::size_t>, 2> halves;
-    for (std::size_t i = 0; i < places.size(); ++i)
-      halves[at(fitted[places[i]])].push_back(dealt[i]);
-    for (const std::size_t place : places) {
-      const std::vector<std::size_t>& half = halves[at(fitted[place])];
-      drawn[place] = recorded[half[rng.below(half.size())]];
-    }
-  }
-  return trace.with_requests(std::move(drawn));
-}
-
 // Worlds are as far from each other as drawn recordings, around what was measured: recordings with
 // requests twice activate fewer experts in all rows.
 SampledGain gain_over_recordings(const ReplayRow& row, const ReplayRow& first) {
@@ -411,22 +388,21 @@ void require_sound(const ReplayConfig& config) {
   if (config.gpus < 1) throw ConfigError("replay: expected at least 1 GPU");
   for (const int cut : config.cuts) {
     if (cut < 2 || config.gpus % cut != 0)
-      throw ConfigError(
-          fmt::format("replay: experts cut over {} of {} GPUs; expected a divider of {} above 1",
-                      cut, config.gpus, config.gpus));
+      throw ConfigError("replay: experts cut over {} of {} GPUs; expected a divider of {} above 1",
+                        cut, config.gpus, config.gpus);
   }
   if (!config.cuts.empty() && config.expert_memory)
     throw ConfigError(
         "replay: cut experts do not go with experts below HBM; leave out one of them");
   if (config.sampled_batches < 1) throw ConfigError("replay: expected at least 1 sampled batch");
   for (const int batch : config.batches) {
-    if (batch < 1) throw ConfigError(fmt::format("replay: a batch of {}; expected >= 1", batch));
+    if (batch < 1) throw ConfigError("replay: a batch of {}; expected >= 1", batch);
     if (std::int64_t{batch} * config.sampled_batches > most_sampled_tokens) {
-      throw ConfigError(fmt::format(
+      throw ConfigError(
           "replay: {} batches of {} tokens; expected at most {} tokens in all, that is batches of "
           "at most {}, or fewer of them",
           config.sampled_batches, batch, most_sampled_tokens,
-          most_sampled_tokens / config.sampled_batches));
+          most_sampled_tokens / config.sampled_batches);
     }
   }
 }
@@ -437,9 +413,9 @@ PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig
                                    double replication) {
   if (replication > config.gpus) {
     throw ConfigError(
-        fmt::format("replay: replication {} is out of range; expected 1 to {}, at which each of {} "
-                    "GPUs holds every expert. Ask for less, or for more GPUs",
-                    replication, config.gpus, config.gpus));
+        "replay: replication {} is out of range; expected 1 to {}, at which each of {} "
+        "GPUs holds every expert. Ask for less, or for more GPUs",
+        replication, config.gpus, config.gpus);
   }
   const std::vector<int>& layers = trace.meta().layer_ids;
   return {.experts = trace.num_experts(),

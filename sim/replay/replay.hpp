@@ -20,7 +20,7 @@ namespace moesim {
 
 /// How a batch is drawn from a trace. Requests that fell into a loop (has_repetition) are left out.
 enum class ReplaySample {
-  distinct,     ///< one token at random from each of as many distinct requests at random
+  distinct,     ///< one decode token at random from each of as many distinct requests at random
   consecutive,  ///< consecutive tokens of one request, every such window equally likely
   several       ///< distinct, but once every request has given a token they give another each
 };

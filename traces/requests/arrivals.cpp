@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <limits>
 #include <vector>
 
 #include "traces/requests/request_trace.hpp"
@@ -111,7 +112,7 @@ class ClosedLoop final : public Arrivals {
     /// `in_step`: so many staggered clients each are in step; 0: all are.
     Source(const SourceStart& start, std::int64_t clients, std::int64_t in_step)
         : Numbered(start),
-          idle_(static_cast<std::size_t>(std::min(clients, start.requests))),
+          idle_(at(std::min(clients, start.requests))),
           cut_(in_step > 0 ? clients : 0),
           in_step_(in_step) {}
     std::optional<TimedRequest> next() override {
@@ -225,6 +226,7 @@ class Rated final : public Arrivals {
     return std::make_unique<Source>(start, *this);
   }
   double rate() const override { return rate_.only_rate(); }
+  double burstiness() const override { return shape_.burstiness(); }
   std::int64_t in_flight(int /*dp_ranks*/) const override { return cap_; }
   bool closed() const override { return cap_ > 0; }
 
@@ -277,10 +279,12 @@ class Rated final : public Arrivals {
 
 struct ConstantGap {
   explicit ConstantGap(ConfigReader&) {}
+  static double burstiness() { return std::numeric_limits<double>::infinity(); }
   double gap(Rng&) const { return 1; }
 };
 struct PoissonGap {
   explicit PoissonGap(ConfigReader&) {}
+  static double burstiness() { return 1; }
   double gap(Rng& rng) const { return rng.exponential(); }
 };
 /// A gamma of shape b has the coefficient of variation 1/sqrt(b). vLLM's `bench serve` calls the
@@ -293,6 +297,7 @@ struct GammaGap {
     if (options.has("cv")) options.node().fail("has both \"cv\" and \"burstiness\"; give one");
     return options.number("burstiness");
   }
+  double burstiness() const { return shape; }
   double gap(Rng& rng) const { return rng.gamma(shape) / shape; }
 };
 
@@ -338,9 +343,7 @@ class Recorded final : public Arrivals {
   struct Rows final : Lengths {
     std::vector<TimedRequest> timed;
     RecordedClasses of_file;
-    Request request(std::int64_t index, Rng&) const override {
-      return timed[static_cast<std::size_t>(index)].request;
-    }
+    Request request(std::int64_t index, Rng&) const override { return timed[at(index)].request; }
     std::span<const std::string> classes() const override { return of_file.names(); }
     bool has_ids() const override {
       return std::ranges::any_of(
@@ -353,7 +356,7 @@ class Recorded final : public Arrivals {
         : Numbered(start), rows_(std::move(rows)) {}
     std::optional<TimedRequest> next() override {
       if (ended()) return std::nullopt;
-      return send(rows_->timed[static_cast<std::size_t>(sent())].arrival);
+      return send(rows_->timed[at(sent())].arrival);
     }
 
    private:

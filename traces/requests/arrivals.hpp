@@ -33,6 +33,8 @@ class Arrivals {
   virtual std::int64_t available() const { return 0; }
   /// Requests per second, where the config says one rate; 0: several rates, a trace, a closed loop.
   virtual double rate() const { return 0; }
+  /// Shape of the gaps' gamma distribution, 1/cv^2; 1: Poisson, infinite: equal gaps.
+  virtual double burstiness() const { return 1; }
   /// Requests in flight of a closed loop over so many attention ranks; 0: of no closed loop.
   virtual std::int64_t in_flight(int /*dp_ranks*/) const { return 0; }
   /// True if a request waits for another to leave, so that never more is asked for than is served.
