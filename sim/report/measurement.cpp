@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "hardware/at.hpp"
+#include "traces/requests/arrivals.hpp"
 
 namespace moesim {
 
@@ -41,12 +42,13 @@ Measurement::Measurement(const Deployment& deployment, std::int64_t total_blocks
     : deployment_(deployment),
       total_blocks_(total_blocks),
       warmup_requests_(static_cast<std::int64_t>(
-          deployment.warmup * static_cast<double>(deployment.workload.requests))) {
+          deployment.warmup * static_cast<double>(deployment.workload.requests))),
+      closed_(deployment.workload.arrivals->closed()) {
   if (!deployment.expert_counts) return;
   const RoutingTrace& prefill =
       deployment.prefill_trace ? *deployment.prefill_trace : deployment.trace;
-  row_uses_[0].resize(static_cast<std::size_t>(prefill.tokens()));
-  row_uses_[1].resize(static_cast<std::size_t>(deployment.trace.tokens()));
+  row_uses_[0].resize(at(prefill.tokens()));
+  row_uses_[1].resize(at(deployment.trace.tokens()));
 }
 
 void Measurement::start_if_warm(Time now) {
@@ -59,12 +61,14 @@ void Measurement::start_if_warm(Time now) {
 }
 
 void Measurement::request_arrived(Time now) {
+  count_in_flight(now);
   ++arrived_;
   start_if_warm(now);
   ++running_.arrived;
 }
 
 void Measurement::request_left(Time now) {
+  count_in_flight(now);
   ++left_;
   start_if_warm(now);
 }
@@ -95,10 +99,10 @@ void Measurement::step_ended(const StepRecord& record, const Requests& requests,
   const StepBatch& batch = record.batch;
   for (const RowRange& range : batch.rows) {
     routed_ids_ += range.count * deployment_.trace.row_ids();
-    std::vector<std::uint32_t>& uses = row_uses_[static_cast<std::size_t>(range.phase)];
-    if (uses.empty() || batch.ranks[static_cast<std::size_t>(range.rank)].dummy) continue;
+    std::vector<std::uint32_t>& uses = row_uses_[at(range.phase)];
+    if (uses.empty() || batch.ranks[at(range.rank)].dummy) continue;
     for (std::int64_t row = 0; row < range.count; ++row) {
-      ++uses[static_cast<std::size_t>(range.first_row + row)];
+      ++uses[at(range.first_row + row)];
     }
   }
   WindowTokens tokens{
@@ -115,7 +119,8 @@ void Measurement::step_ended(const StepRecord& record, const Requests& requests,
   // Of two pools the one that decodes says what is measured of both.
   if (measuring_ && (deployment_.prefill_only || !long_enough_)) {
     add(whole_, record, tokens, now);
-    long_enough_ = running_.arrived > 0 && holds_several_steps(running_);
+    long_enough_ = running_.arrived > 0 && holds_several_steps(running_) &&
+                   (!closed_ || (!before_drain_ && lasts(running_)));
   }
   if (before_drain_) add_share(*before_drain_, record, tokens, now, before_drain_->end);
 }
@@ -173,9 +178,20 @@ bool Measurement::holds_several_steps(const Totals& totals) const {
   });
 }
 
+bool Measurement::lasts(const Totals& totals) const {
+  constexpr double least = 0.5;  // of the mean time that requests are in flight
+  return !closed_ || (left_ > 0 && to_seconds(totals.end - totals.begin).count() >=
+                                       least * in_flight_seconds_ / double(left_));
+}
+
+void Measurement::count_in_flight(Time now) {
+  in_flight_seconds_ += double(arrived_ - left_) * to_seconds(now - changed_).count();
+  changed_ = now;
+}
+
 bool Measurement::steady() const {
   return before_drain_ && before_drain_->end > before_drain_->begin &&
-         holds_several_steps(*before_drain_) &&
+         holds_several_steps(*before_drain_) && lasts(*before_drain_) &&
          2 * (before_drain_->completed + before_drain_->abandoned) >= before_drain_->arrived;
 }
 

@@ -83,9 +83,7 @@ class Measurement {
   /// A step that ended at `now`.
   void step_ended(const StepRecord&, const Requests&, Time now);
   /// How often every trace row was replayed, by phase: [rows of that phase's trace].
-  const std::vector<std::uint32_t>& row_uses(Phase phase) const {
-    return row_uses_[static_cast<std::size_t>(phase)];
-  }
+  const std::vector<std::uint32_t>& row_uses(Phase phase) const { return row_uses_[at(phase)]; }
   std::int64_t steps() const { return steps_; }
   std::int64_t routed_ids() const { return routed_ids_; }
   std::int64_t total_blocks() const { return total_blocks_; }
@@ -104,6 +102,10 @@ class Measurement {
   std::vector<Repeated> take_gaps(const Totals&);
 
  private:
+  // True unless a closed loop's window is short beside the time that a request is in flight: a wave
+  // of requests that ends in it would count whole.
+  bool lasts(const Totals&) const;
+  void count_in_flight(Time now);
   bool steady() const;
   void start_if_warm(Time now);
   void add_gap(TokenGap gap);
@@ -118,6 +120,9 @@ class Measurement {
   std::int64_t arrived_ = 0, left_ = 0, steps_ = 0, routed_ids_ = 0;
   std::map<int, std::int64_t> steps_of_group_;  // of the whole run, by StepRecord::instance
   bool measuring_ = false;
+  bool closed_ = false;
+  double in_flight_seconds_ = 0;  // of all requests, up to the last one that came or left
+  Time changed_{};
   bool long_enough_ = false;  // what is measured holds an arrival, and several steps of every group
   Totals running_, whole_;    // the latter while it may be needed
   std::optional<Totals> before_drain_;

@@ -107,8 +107,10 @@ std::string state_of(const MeasurementStats& measurement, const Summary& tpot) {
     text += "OFFLINE: all requests wait from the start. TTFT is mostly the wait in the queue.";
   if (state == "too_short") {
     text +=
-        "RUN TOO SHORT: no request arrived after the warm-up, or a group ran fewer than four steps "
-        "after the warm-up. Rates include ramp-up and ramp-down. Raise /workload/requests.";
+        "RUN TOO SHORT: after the warm-up no request arrived, a group ran fewer than four steps, "
+        "or "
+        "less time passed than half a request takes. Rates include ramp-up and ramp-down. Raise "
+        "/workload/requests.";
   } else if (measurement.window == "whole") {
     text += " All requests arrived before the warm-up ended: figures are of the whole run.";
   }
