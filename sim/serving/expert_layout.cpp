@@ -31,28 +31,34 @@ void ExpertLayout::switch_arrived() {
   if (layers.empty()) return;
   if (!moved_) moved_ = deployment_.placement;
   for (RebalancePlan::Change& change : layers) {
-    (*moved_)[static_cast<std::size_t>(change.layer)] = std::move(change.placement);
+    (*moved_)[at(change.layer)] = std::move(change.placement);
   }
   rules_ = rules_over(deployment_, *moved_);
 }
 
-// Dummy tokens are not recorded, as in [vLLM].
-void ExpertLayout::forget_dummies(const StepBatch& batch,
-                                  std::span<const std::uint32_t> request_of_range,
-                                  std::span<const std::int32_t> tokens_of_expert,
-                                  const RowSource& rows) {
+// Counts what the gate chose for real tokens, as engines record: without dummies, and before a
+// capacity drops or moves any.
+void ExpertLayout::count_real_tokens(const StepBatch& batch,
+                                     std::span<const std::uint32_t> request_of_range,
+                                     std::span<const std::int32_t> tokens_of_expert,
+                                     const RowSource& rows) {
+  real_tokens_.assign(tokens_of_expert.begin(), tokens_of_expert.end());
+  const bool all_real =
+      std::ranges::find(request_of_range, StepSeen::no_request) == request_of_range.end();
+  if (all_real && !deployment_.capacity->limits() && deployment_.keep_experts == 0) return;
+  std::ranges::fill(real_tokens_, 0);
   const auto experts = static_cast<std::size_t>(deployment_.model.experts);
   const auto k = static_cast<std::size_t>(deployment_.model.experts_per_token);
-  real_tokens_.assign(tokens_of_expert.begin(), tokens_of_expert.end());
   for (std::size_t i = 0; i < batch.rows.size(); ++i) {
-    if (request_of_range[i] != StepSeen::no_request) continue;
+    if (request_of_range[i] == StepSeen::no_request) continue;
     const RoutingTrace& trace = rows.trace(batch.rows[i].phase);
-    const std::int64_t first = batch.rows[i].first_row * trace.row_ids();
+    const auto row_ids = static_cast<std::size_t>(trace.row_ids());
+    const auto first = static_cast<std::size_t>(batch.rows[i].first_row) * row_ids;
     trace.visit([&](auto ids) {
-      const auto* row = ids.data() + first;
-      for (std::size_t j = 0; j < static_cast<std::size_t>(trace.row_ids()); ++j) {
-        --real_tokens_[j / k * experts + static_cast<std::size_t>(row[j])];
-      }
+      const auto chosen =
+          ids.subspan(first, static_cast<std::size_t>(batch.rows[i].count) * row_ids);
+      for (std::size_t j = 0; j < chosen.size(); ++j)
+        ++real_tokens_[j % row_ids / k * experts + static_cast<std::size_t>(chosen[j])];
     });
   }
 }
@@ -62,7 +68,7 @@ void ExpertLayout::after_step(const StepBatch& batch,
                               const RowSource& rows, Time now, StepCost& cost) {
   relocation_.beside(cost);
   if (recent_ || rebalancer_->watches())
-    forget_dummies(batch, request_of_range, cost.tokens_of_expert, rows);
+    count_real_tokens(batch, request_of_range, cost.tokens_of_expert, rows);
   if (recent_) recent_->add(real_tokens_);
   if (rebalancer_->watches()) {
     const StepSeen seen{steps_++,          now + to_duration(cost.total),

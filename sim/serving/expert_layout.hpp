@@ -47,8 +47,8 @@ class ExpertLayout {
   Seconds recover(const Outage&, Time now);
 
  private:
-  void forget_dummies(const StepBatch&, std::span<const std::uint32_t> request_of_range,
-                      std::span<const std::int32_t> tokens_of_expert, const RowSource&);
+  void count_real_tokens(const StepBatch&, std::span<const std::uint32_t> request_of_range,
+                         std::span<const std::int32_t> tokens_of_expert, const RowSource&);
   void take(ExpertPlacement);
   ExpertPlacement placed_anew() const;
   MoveCost move_all(ExpertPlacement to, std::span<const char> sources);

@@ -18,7 +18,7 @@ Frontend::Frontend(const Deployment& deployment, std::vector<Instance*> instance
                deployment.model.experts_per_token),
       active_experts_(needs_.experts_read ? instances_.size() : 0, deployment.model.moe_layers(),
                       deployment.model.experts),
-      published_(instances_.size() * static_cast<std::size_t>(deployment.parallel.dp)),
+      published_(instances_.size() * at(deployment.parallel.dp)),
       seen_(instances_.size()) {}
 
 // Looks again at the groups on which something has changed.
@@ -48,7 +48,7 @@ void Frontend::place_in_pool(RankLoad& rank, std::size_t instance) const {
 }
 
 void Frontend::show_published(RankLoad& rank) const {
-  const RankLoad& published = published_[static_cast<std::size_t>(rank.rank)];
+  const RankLoad& published = published_[at(rank.rank)];
   rank.published_waiting = published.waiting;
   rank.published_running = published.running;
 }
@@ -60,7 +60,7 @@ void Frontend::publish(Time now) {
   publication_ = due;
   look_at_ranks();
   for (RankLoad& rank : ranks_) {
-    published_[static_cast<std::size_t>(rank.rank)] = rank;
+    published_[at(rank.rank)] = rank;
     show_published(rank);
   }
 }
@@ -138,7 +138,7 @@ void Frontend::show(Time now) {
   look_at_ranks();
   const std::size_t shown = std::min(needs_.window, waiting_.size());
   const std::size_t count = published_.size();  // of all ranks, those that are down included
-  const auto dp = static_cast<std::size_t>(deployment_.parallel.dp);
+  const auto dp = at(deployment_.parallel.dp);
   hits_.resize(needs_.prefixes ? shown * count : 0);
   localities_.resize(needs_.locality ? shown * count : 0);
   experts_read_.resize(needs_.experts_read ? shown * count : 0);
@@ -177,7 +177,7 @@ void Frontend::show_kin(PendingRequest& pending, Time now) const {
 
 void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::size_t ranks) {
   const auto experts = experts_of(waiting_[place]);
-  const auto dp = static_cast<std::size_t>(deployment_.parallel.dp);
+  const auto dp = at(deployment_.parallel.dp);
   if (needs_.locality) {
     const auto localities = std::span(localities_).subspan(place * ranks, ranks);
     for (std::size_t g = 0; g < ranks; ++g) {
@@ -201,8 +201,8 @@ void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::siz
 
 void Frontend::carry_out(const Assignment& assignment) {
   const PendingRequest& pending = pending_[assignment.pending];
-  const auto rank = static_cast<std::size_t>(assignment.rank);
-  const auto dp = static_cast<std::size_t>(deployment_.parallel.dp);
+  const auto rank = at(assignment.rank);
+  const auto dp = at(deployment_.parallel.dp);
   RoutingRecord& routing = requests_[pending.id].routing;
   routing.score = assignment.score;
   RankLoad& load = *std::ranges::lower_bound(ranks_, assignment.rank, {}, &RankLoad::rank);

@@ -631,4 +631,17 @@ TEST_CASE("on drifting gpt-oss traffic a placement that follows beats one that d
 }
 
 }  // namespace
+TEST_CASE("dummies of idle ranks take nothing off the load that a rebalancer sees") {
+  // Fewer requests than ranks, and tokens that a capacity or a reselection takes off their experts.
+  for (const Json& rule :
+       {Json{{"capacity", {{"type", "drop"}, {"factor", 1.25}}}},
+        Json{{"expert_reselection", {{"keep", 1}}}, {"dispatch", {{"decode", "all_gather"}}}}}) {
+    Json set{
+        {"workload", {{"arrivals", {{"concurrency", 2}}}, {"requests", 6}}},
+        {"rebalancing", {{"type", "eplb_periodic"}, {"step_interval", 3}, {"window_size", 2}}}};
+    set.merge_patch(rule);
+    CHECK(test::serve(load_tiny(set)).requests.size() == 6);
+  }
+}
+
 }  // namespace moesim::test_rebalancing
