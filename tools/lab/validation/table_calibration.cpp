@@ -81,7 +81,8 @@ void sift(const MeasuredTable& table, ImportedTable& imported) {
   for (auto& [name, rows] : kernels) limits[name] = host_bound_below(std::move(rows));
   std::erase_if(imported.rows, [&](const MeasuredRow& row) {
     const Sample& first = row.samples.front();
-    const bool bound = first.us < limits.at({kind_of(row), first.kernel});
+    const double limit = limits.at({kind_of(row), first.kernel});
+    const bool bound = first.us < limit || (limit > 0 && is_stalled(table, first, limit));
     if (bound) ++imported.kinds.at(kind_of(row)).host_bound;
     return bound;
   });
@@ -205,7 +206,7 @@ std::string field_of(const ImportedTable& imported, const MeasuredRow& row,
                      const std::string& column) {
   if (const KeptColumn* kept = kept_column(row, column)) return kept->value;
   const auto index = std::ranges::find(imported.columns, column) - imported.columns.begin();
-  const std::string& field = row.fields[static_cast<std::size_t>(index)];
+  const std::string& field = row.fields[at(index)];
   return column.ends_with("us") ? fmt::format("{:.4g}", std::stod(field)) : field;
 }
 
@@ -237,7 +238,7 @@ void write_compressed(const std::filesystem::path& file, const std::string& text
       out != nullptr &&
       gzwrite(out, text.data(), static_cast<unsigned>(text.size())) == std::ssize(text);
   const bool closed = out != nullptr && gzclose(out) == Z_OK;
-  if (!written || !closed) throw ConfigError(fmt::format("{}: cannot be written", file.string()));
+  if (!written || !closed) throw ConfigError("{}: cannot be written", file.string());
 }
 
 // |predicted / measured - 1| of rows, from the tables of the GPU's sibling.
@@ -362,13 +363,13 @@ std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& table
   if (results.empty()) {
     std::vector<std::string> names;
     for (const MeasuredTable* table : measured_tables()) names.emplace_back(table->name);
-    throw ConfigError(fmt::format("{}: no folder <engine>-<version> with tables ({}.csv) in it",
-                                  tables.string(), fmt::join(names, ".csv, ")));
+    throw ConfigError("{}: no folder <engine>-<version> with tables ({}.csv) in it",
+                      tables.string(), fmt::join(names, ".csv, "));
   }
   if (std::ranges::all_of(results, [](const CalibratedTable& t) { return t.kept == 0; }))
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{}: all times are faster than this GPU's peak allows; give the GPU of the tables",
-        tables.string()));
+        tables.string());
   write_file((profiles / "errors.csv").string(), errors_text(results));
   write_file((profiles / "left_out.csv").string(), left_out_text(results));
   return results;

@@ -52,8 +52,9 @@ struct CalibratedTable {
 /// left out whole: its times are of something else. If such kinds are most of a table, all of it
 /// is. Left out are rows of a kernel that the host's launches bound. A fiftieth of its rows takes
 /// at least eight times what the smallest ones should, and rows of four times the work take as
-/// long. Left out are rows that break a law (TableLaw). A file left_out.csv counts them. Throws
-/// ConfigError if there is no table or one is malformed.
+/// long. Of such kernels prompts that took still longer are left out too (is_stalled()). Left out
+/// are rows that break a law (TableLaw). A file left_out.csv counts them. Throws ConfigError if
+/// there is no table or one is malformed.
 std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& tables,
                                               const GpuSpec& measured_on,
                                               const std::filesystem::path& profiles);

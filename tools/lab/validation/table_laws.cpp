@@ -152,6 +152,13 @@ double ranks_of_layer(const TableRow& row) {
              : row.number("experts") / experts_held(row);
 }
 
+bool is_stalled(const MeasuredTable& table, const Sample& sample, double limit) {
+  constexpr double most = 16, much = 6, little_above = 1.4;
+  const bool prefill = table.axes[0].name == "tokens" && table.axes[2].name == "queries";
+  const double times = sample.us / sample.place.rough_us;
+  return prefill && (times > most || (times > much && sample.us < little_above * limit));
+}
+
 BrokenLaws broken_laws(const MeasuredTable& table, std::span<const LawRow> rows) {
   BrokenLaws broken;
   if (axis_named(table, "active experts") == static_cast<int>(table.axes.size())) return broken;

@@ -36,6 +36,12 @@ struct LawRow {
   double cut = 1;  ///< ranks_of_layer()
 };
 
+/// True if the host took still longer to launch a prefill attention block than `limit` us, up to
+/// which its launches bound the kernel. The block took over sixteen times what the data sheet
+/// allows roughly (others take up to 15.5, DSA on H100). Or it took over six times that, and little
+/// more than the limit.
+bool is_stalled(const MeasuredTable&, const Sample&, double limit);
+
 /// The rows that break a law, by their index: `broken[law]`, ascending; none of tables of other
 /// layers. `rows` are of one table of one profile.
 using BrokenLaws = std::array<std::vector<std::size_t>, table_law_names.size()>;
