@@ -228,6 +228,27 @@ TEST_CASE("where nothing prefills apart there are no other layouts of it") {
         std::vector{together});
 }
 
+TEST_CASE("of the usual layouts those are looked at that the engine can start") {
+  const MoeModel model =
+      read_model(ConfigNode::from_file(test::source_dir() / "models/zoo" / "qwen3_30b_a3b.json"));
+  const auto all = shapes(PlannedDeployment(), model, one_domain());
+  const auto mixes = [](const PlannedDeployment& planned) {
+    return planned.decode.parallel.dp > 1 && planned.decode.parallel.tp > 1;
+  };
+  const auto left = [&](const char* engine, Layouts which) {
+    return startable(all, {{"engine", {{"name", engine}}}}, which);
+  };
+  REQUIRE(std::ranges::any_of(all, mixes));
+  CHECK(std::ranges::none_of(left("trtllm", Layouts::usual), mixes));
+  CHECK(std::ranges::count_if(all, mixes) + std::ssize(left("trtllm", Layouts::usual)) ==
+        std::ssize(all));
+  for (const char* engine : {"vllm", "sglang", "none"}) CHECK(left(engine, Layouts::usual) == all);
+  CHECK(left("trtllm", Layouts::all) == all);
+  PlannedDeployment apart = all.front();
+  apart.prefill = std::ranges::find_if(all, mixes)->decode;
+  CHECK(startable({apart}, {{"engine", {{"name", "trtllm"}}}}, Layouts::usual).empty());
+}
+
 TEST_CASE("all layouts are the usual ones, and PCP, DCP, slices, GPUs for experts alone") {
   ClusterSpec node = one_domain();
   node.nodes = 1;

@@ -2,6 +2,7 @@
 // Does tune find what running every point finds, or say that it might not?
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <set>
 #include <string>
@@ -311,6 +312,27 @@ TEST_CASE("an overloaded run meets no SLO, however patient the limits are") {
   const Report report = moesim::run(tiny(heavier));
   CHECK(report.metrics.slo_attainment == 1);
   CHECK(report.measurement.state != "stable");
+}
+
+TEST_CASE("more load that meets the SLO is asked of a longer run, which says what it lacks") {
+  for (const char* ttft : {"2 ms", "20 ms", "100 s"}) {
+    CAPTURE(ttft);
+    SloSearch search = search_of({deployment_under_slo(ttft, 2000)}, Proof::lasting);
+    const auto plain = confirmed(search, 1000);
+    std::atomic<bool> asked = false;
+    search.lengthen = [&](Json& place, double) {
+      asked = true;
+      place["workload"]["requests"] = 6000;
+    };
+    const auto longer = confirmed(search, 1000);
+    REQUIRE(longer.size() == plain.size());
+    if (plain.empty()) continue;
+    CHECK(longer.front().rate == plain.front().rate);
+    const Heavier &before = *plain.front().heavier, &after = *longer.front().heavier;
+    CHECK(asked == (before.attainment >= .9));
+    CHECK(after.attainment <= before.attainment);
+    CHECK((after.attainment < .95 || after.binds == "capacity"));
+  }
 }
 
 TEST_CASE("a load is borne only if every draw bears it") {

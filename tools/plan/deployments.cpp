@@ -10,7 +10,9 @@
 
 #include <fmt/format.h>
 
+#include "hardware/find_value.hpp"
 #include "models/context_parallel.hpp"
+#include "sim/engines/serving_engine.hpp"
 #include "sim/experiment/pools.hpp"
 
 namespace moesim {
@@ -134,6 +136,17 @@ std::vector<PlannedDeployment> shapes(const PlannedDeployment& like, const MoeMo
     }
   }
   return all;
+}
+
+std::vector<PlannedDeployment> startable(std::vector<PlannedDeployment> planned,
+                                         const Json& experiment, Layouts which) {
+  const ServingEngine* engine = find_engine(text_at(experiment, "/engine/name"));
+  if (engine == nullptr || which == Layouts::all) return planned;
+  std::erase_if(planned, [&](const PlannedDeployment& each) {
+    return !engine->unfit(each.decode.parallel).empty() ||
+           (each.apart() && !engine->unfit(each.prefill->parallel).empty());
+  });
+  return planned;
 }
 
 namespace {

@@ -77,6 +77,10 @@ PlannedDeployment choices_in(const Json& experiment);
 std::vector<PlannedDeployment> shapes(const PlannedDeployment& like, const MoeModel&,
                                       const ClusterSpec&, Layouts = Layouts::usual);
 
+/// Deployments of these whose layouts the experiment's engine can start; all of Layouts::all.
+std::vector<PlannedDeployment> startable(std::vector<PlannedDeployment>, const Json& experiment,
+                                         Layouts);
+
 /// A shape, and what its steps alone allow.
 struct BoundedShape {
   PlannedDeployment shape;

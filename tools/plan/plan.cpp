@@ -95,7 +95,8 @@ class Search : Stages {
       refine("drafts", [](const PlannedDeployment& d, const SloRun&) { return with_drafts(d); });
     // Good chunks depend on the depth of the pipeline and on how many ranks wait.
     refine("layouts of prefill", [&](const PlannedDeployment& d, const SloRun&) {
-      return with_prefill_layouts(d, search_.model, search_.cluster, search_.layouts);
+      return startable(with_prefill_layouts(d, search_.model, search_.cluster, search_.layouts),
+                       search_.base, search_.layouts);
     });
     if (search_.layouts == Layouts::all)
       refine("one kernel",
@@ -169,7 +170,8 @@ class Search : Stages {
   // that do both are bounded loosely where many ranks wait for the one that has a prompt.
   void look_at_shapes() {
     const std::vector<PlannedDeployment> together =
-        shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts);
+        startable(shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts),
+                  search_.base, search_.layouts);
     SloSearch of_shapes = search_over(places_of(search_.base, together), short_stays);
     of_shapes.mixed_steps = false;
     const std::vector<std::optional<TuneBound>> bounds =
@@ -395,6 +397,13 @@ class Search : Stages {
       place["workload"]["requests"] = static_cast<std::int64_t>(requests);
       place["measurement"]["warmup"] = warm_up;
     };
+    // A backlog of 1 % of the load passes the limit on TTFT in it.
+    const double seconds = std::max(60.0, 100 * seconds_of(search_.base, "/slo/ttft", 0));
+    slo.lengthen = [seconds, most](Json& place, double per_second) {
+      Json& requests = place["workload"]["requests"];
+      requests = std::max(requests.get<std::int64_t>(),
+                          std::int64_t(std::min(seconds * per_second, most)));
+    };
     return slo;
   }
 
@@ -478,7 +487,7 @@ class Search : Stages {
       Json& gating = asked.places.back()["workload"]["gating"];
       gating.erase("preset");
       gating["type"] = "uniform";
-      whose.push_back(static_cast<std::size_t>(best - leaders_.cbegin()));
+      whose.push_back(at(best - leaders_.cbegin()));
     }
     SloSearch slo = long_runs(asked.places, 1);
     slo.tells_heavier = false;

@@ -332,9 +332,8 @@ class SessionSearch : Stages {
         planned_.means = turn_means(experiment);
         planned_.too_long = too_long_text(planned_.means, experiment.decode());
         if (planned_.means.served > 0) return;
-        throw ConfigError(
-            fmt::format("--sessions: no turn is served: all exceed {} tokens (max_model_len)",
-                        experiment.decode().max_model_len));
+        throw ConfigError("--sessions: no turn is served: all exceed {} tokens (max_model_len)",
+                          experiment.decode().max_model_len);
       } catch (const ConfigError& error) {
         refused.add(i, error);
       }
@@ -344,7 +343,8 @@ class SessionSearch : Stages {
 
   void look_at_shapes() {
     const std::vector<PlannedDeployment> together =
-        shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts);
+        startable(shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts),
+                  search_.base, search_.layouts);
     std::vector<Json> places = places_of(search_.base, together);
     look_at_turns(places);
     std::vector<std::optional<TuneBound>> bounds = estimates_of(places);

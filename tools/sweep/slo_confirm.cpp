@@ -68,10 +68,11 @@ bool is_in(const std::vector<Question>& some, const Question& question) {
 
 // Course of a deployment so far. It looks for its load by the first draw and then by the others.
 // Most loads that it does not sustain show in the first. Then it looks beyond: is little more much
-// too heavy? If so it takes the rung below. At the very edge of what can be served a queue grows so
-// slowly that no run is long enough to see it.
+// too heavy? If so it takes the rung below. Where more load is met, a longer run says if it lasts.
+// At the very edge of what can be served a queue grows so slowly that no run is long enough to see
+// it.
 struct Course {
-  enum class Stage { first_draw, other_draws, few_beyond, rung_below, beyond, done };
+  enum class Stage { first_draw, other_draws, few_beyond, rung_below, beyond, far_beyond, done };
   Bracket bracket;
   Stage stage = Stage::first_draw;
 
@@ -126,9 +127,14 @@ class Confirmation {
       if (other != nullptr && other->attainment < trials_.at(least).attainment)
         least = at(i, rung, draw);
     }
+    const TunePoint longer = runs_.lengthened(at(i, rung));
+    const Trial* far = whole(longer);
+    if (far != nullptr && far->attainment < trials_.at(least).attainment) least = longer;
     const Trial& trial = trials_.at(least);
+    // A load below was not sustained, though this one keeps all latencies: a queue grows slowly.
+    const bool keeps_all = !search_.sessions && trial.attainment > attainment_ + by_chance;
     return Heavier{runs_.load_at(rung) / runs_.load_at(*met_by(i)) - 1, trial.attainment,
-                   lack_of(runs_.of({least, trial}), search_)};
+                   keeps_all ? "capacity" : lack_of(runs_.of({least, trial}), search_)};
   }
 
  private:
@@ -179,6 +185,14 @@ class Confirmation {
       case Course::Stage::beyond:
         if (!tells_heavier_) return {};
         return {{at(i, *bracket.met() + rungs_per_5_percent), Ask::all}};
+      case Course::Stage::far_beyond: {
+        const TunePoint heavier = at(i, *bracket.met() + rungs_per_5_percent);
+        const Trial* trial = whole(heavier);
+        if (!search_.lengthen || trial == nullptr || trial->attainment < attainment_) return {};
+        const TunePoint longer = runs_.lengthened(heavier);
+        if (runs_.length_of(longer) <= runs_.length_of(heavier)) return {};
+        return {{longer, Ask::all}};
+      }
       case Course::Stage::done: return {};
     }
     return {};
@@ -220,7 +234,8 @@ class Confirmation {
         if (well) course.bracket.step_back();
         course.stage = Course::Stage::beyond;
         break;
-      case Course::Stage::beyond:
+      case Course::Stage::beyond: course.stage = Course::Stage::far_beyond; break;
+      case Course::Stage::far_beyond:
       case Course::Stage::done: course.stage = Course::Stage::done; break;
     }
     return course;
@@ -237,6 +252,7 @@ class Confirmation {
         return lighter.lasts && lighter.attainment >= attainment_ - by_chance;
       }
       case Course::Stage::beyond:
+      case Course::Stage::far_beyond:
       case Course::Stage::done: break;
     }
     return true;

@@ -182,8 +182,12 @@ std::string SloRuns::load_text(double load) const {
   return fmt::format("{}{}", load, search_.sessions ? " sessions" : " /s");
 }
 
+const Json& SloRuns::place_of(TunePoint point) const {
+  return search_.places[point.place % search_.places.size()];
+}
+
 Json SloRuns::config_of(TunePoint point) const {
-  Json config = search_.places[point.place];
+  Json config = place_of(point);
   const double rate = load_at(point.rung);
   if (search_.set_load) {
     search_.set_load(config, load_text(rate), rate);
@@ -192,6 +196,7 @@ Json SloRuns::config_of(TunePoint point) const {
   } else {
     config[Json::json_pointer(rate_pointer)] = load_text(rate);
   }
+  if (point.place >= search_.places.size()) search_.lengthen(config, rate);
   return config;
 }
 
@@ -206,7 +211,7 @@ Trial SloRuns::note(TunePoint point, Outcome& outcome) {
   }
   StoreRow& row = outcome.row;
   const Json report = row.report.empty() ? Json() : Json::parse(row.report);
-  const Trial trial = trial_of(search_.places[point.place], report, rate, search_);
+  const Trial trial = trial_of(place_of(point), report, rate, search_);
   Json kept;  // what is printed
   for (const char* key : {"metrics", "energy", "measurement", "breakdown", "sessions", "turns"}) {
     if (report.contains(key)) kept[key] = report.at(key);
@@ -236,9 +241,8 @@ void SloRuns::open_store() {
       return;
     }
     if (!same) {
-      throw ConfigError(
-          fmt::format("{}: holds the runs of another question; name another file (-o)",
-                      search_.store.string()));
+      throw ConfigError("{}: holds the runs of another question; name another file (-o)",
+                        search_.store.string());
     }
     for (const StoreRow& row : rows) {
       points.push_back({row.config_hash, Json::parse(row.config)});

@@ -49,6 +49,10 @@ class SloRuns {
     bool before = false;              ///< of the store
   };
 
+  /// Point of a longer run (SloSearch::lengthen) of a place.
+  TunePoint lengthened(TunePoint point) const {
+    return {search_.places.size() + point.place, point.rung};
+  }
   SweepPoint point_of(TunePoint);
   /// Requests of a run. Runs that are made side by side begin with the longest: no core is left
   /// with a long one at the end.
@@ -76,6 +80,7 @@ class SloRuns {
  private:
   std::string load_text(double load) const;
   Json config_of(TunePoint) const;
+  const Json& place_of(TunePoint) const;
   std::string report_of(const Experiment&, std::optional<double> least,
                         const std::stop_token&) const;
   Trial note(TunePoint, Outcome&);

@@ -72,6 +72,9 @@ struct SloSearch {
   double start = 0;               ///< a load to begin with; below 0: by the best bound
   /// Sets the load of a place; nothing: at rate_pointer, or of sessions at lanes_pointer.
   std::function<void(Json& place, const std::string& rate, double per_second)> set_load = {};
+  /// Makes a run of a load so long that a small backlog shows, of confirm_slo(): asked of a heavier
+  /// load that meets the SLO.
+  std::function<void(Json& place, double per_second)> lengthen = {};
 };
 
 /// Fate of a deployment under a load that is heavier than what it sustains.
