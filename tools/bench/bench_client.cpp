@@ -9,7 +9,10 @@
 
 #include <fmt/format.h>
 
+#include "hardware/shipped.hpp"
 #include "hardware/text.hpp"
+#include "models/checkpoints.hpp"
+#include "models/moe_model.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/report/objectives.hpp"
 #include "sim/serving/simulator.hpp"
@@ -90,10 +93,34 @@ BenchClient simulated(const BenchRun& measured, const Experiment& experiment) {
   run(experiment, {}, observers);
   if (!client.figure("mean_e2el_ms"))
     throw ConfigError(
-        fmt::format("{}: none of its {} requests, of {:.0f} and {:.0f} tokens, can be served by "
-                    "the experiment: they are longer than its context or its KV cache",
-                    measured.where, measured.requests, measured.prompt, measured.output));
+        "{}: none of its {} requests, of {:.0f} and {:.0f} tokens, can be served by "
+        "the experiment: they are longer than its context or its KV cache",
+        measured.where, measured.requests, measured.prompt, measured.output);
   return client;
+}
+
+}  // namespace
+
+namespace {
+
+// Remark on a benchmark of another model, or of a checkpoint in another precision. Empty where the
+// model is the deployment's, or not known.
+std::string served_otherwise(const BenchRun& measured, const Deployment& deployment) {
+  const auto file = shipped_file(Shipped::model, measured.model);
+  if (measured.model.empty() || !file) return "";
+  const ConfigNode node = ConfigNode::from_file(*file);
+  const double theirs = count_parameters(read_model(node)).total,
+               ours = count_parameters(deployment.model).total;
+  if (std::abs(theirs / ours - 1) > .01)
+    return fmt::format("the benchmark was of {}, the deployment is of {}", measured.model,
+                       deployment.model.name);
+  for (const auto& [precision, id] : read_checkpoints(node))
+    if (lower(id) == lower(measured.model) && precision != deployment.precision.experts)
+      return fmt::format(
+          "the benchmark was of {}, whose experts are in {}; the deployment's are in {}",
+          measured.model, precision_names[static_cast<std::size_t>(precision)],
+          precision_names[static_cast<std::size_t>(deployment.precision.experts)]);
+  return "";
 }
 
 }  // namespace
@@ -105,15 +132,18 @@ BenchComparison compare_with_bench(const BenchRun& measured, const ConfigNode& e
       comparison.remarks.begin(),
       fmt::format("simulated: {}, {} requests, each of {:.0f} and {:.0f} tokens",
                   load_text(measured.load), measured.requests, measured.prompt, measured.output));
-  const BenchClient client = simulated(measured, loaded(measured, experiment, traces, false));
+  const Experiment loaded_here = loaded(measured, experiment, traces, false);
+  if (std::string other = served_otherwise(measured, loaded_here.decode()); !other.empty())
+    comparison.remarks.push_back(std::move(other));
+  const BenchClient client = simulated(measured, loaded_here);
   for (const std::string_view of : {"_throughput", "_ttft_ms", "_tpot_ms", "_itl_ms", "_e2el_ms"})
     for (const auto& [name, value] : measured.figures)
       if (const auto predicted = client.figure(name); predicted && name.ends_with(of))
         comparison.rows.push_back({name, value, *predicted});
   if (comparison.rows.empty())
     throw ConfigError(
-        fmt::format("{}: has no figure to compare with a simulated run, such as \"median_tpot_ms\"",
-                    measured.where));
+        "{}: has no figure to compare with a simulated run, such as \"median_tpot_ms\"",
+        measured.where);
   return comparison;
 }
 
@@ -127,7 +157,7 @@ enum class Kind { tpot, ttft };
 const char* figure_of(const BenchRun& measured, Kind kind) {
   constexpr std::array<std::array<const char*, 2>, 2> names{
       {{"median_tpot_ms", "mean_tpot_ms"}, {"median_ttft_ms", "mean_ttft_ms"}}};
-  for (const char* name : names[static_cast<std::size_t>(kind)])
+  for (const char* name : names[at(kind)])
     if (measured.figures.contains(name)) return name;
   return nullptr;
 }
@@ -158,7 +188,7 @@ Stretched stretched_to(const BenchRun& measured, Experiment experiment) {
     const double y =
         std::log(tried.client.figure(figure).value_or(0) / measured.figures.at(figure));
     if (!std::isfinite(y))
-      throw ConfigError(fmt::format("{}: the simulated run has no {}", measured.where, figure));
+      throw ConfigError("{}: the simulated run has no {}", measured.where, figure);
     if (std::abs(y) < least) least = std::abs(y), best = std::move(tried);
     if (least <= (runs == 0 ? same : near)) break;
     const std::size_t side = y > 0 ? 1 : 0;
@@ -185,6 +215,9 @@ struct Lesson {
 
 Lesson lesson_of(const BenchRun& measured, const ConfigNode& node, TraceLibrary& traces) {
   Lesson lesson{measured, loaded(measured, node, traces, true), {}, {}};
+  if (const std::string other = served_otherwise(measured, lesson.experiment.decode());
+      !other.empty())
+    throw ConfigError("{}: {}; an anchor is of one model", measured.where, other);
   const Stretched found = stretched_to(measured, lesson.experiment);
   const char* const tpot = figure_of(measured, Kind::tpot);
   require_ms(measured.where, tpot, measured.figures.at(tpot),
@@ -226,8 +259,7 @@ void leave_one_out(const std::vector<Lesson>& lessons, Anchor& anchor) {
       const char* const figure = figure_of(left.measured, kind);
       if (figure == nullptr) continue;
       if (const auto predicted = client.figure(figure))
-        errors[static_cast<std::size_t>(kind)].push_back(
-            std::abs(*predicted / left.measured.figures.at(figure) - 1));
+        errors[at(kind)].push_back(std::abs(*predicted / left.measured.figures.at(figure) - 1));
     }
   }
   anchor.tpot.leave_one_out = interpolated(errors[0], .5);
@@ -254,8 +286,8 @@ Anchor anchor_of_bench(const std::vector<BenchRun>& runs, const ConfigNode& expe
     if (figure_of(measured, Kind::tpot) != nullptr)
       lessons.push_back(lesson_of(measured, experiment, traces));
   if (lessons.empty())
-    throw ConfigError(fmt::format("{}: no run has median_tpot_ms or mean_tpot_ms",
-                                  runs.empty() ? "--bench" : runs.front().where));
+    throw ConfigError("{}: no run has median_tpot_ms or mean_tpot_ms",
+                      runs.empty() ? "--bench" : runs.front().where);
   const Experiment& first = lessons.front().experiment;
   Anchor anchor = unfitted_anchor(first);
   const Anchor fits = fitted(lessons, nullptr);

@@ -480,6 +480,8 @@ void add_runs(const std::string& where, const Json& json, const Json& around,
     for (const auto& item : around.items())
       if (Json& own = result[item.key()]; says_nothing(own)) own = item.value();
     runs.push_back(is_nested(json) ? of_genai_perf(where, result) : of_bench_serve(where, result));
+    for (const char* key : {"/model_id", "/input_config/endpoint/model_names/0"})
+      if (const std::string name = text_at(result, key); !name.empty()) runs.back().model = name;
     return;
   }
   Json outer = around;
@@ -539,8 +541,7 @@ std::string load_text(const BenchLoad& load) {
   const std::string limit = load.in_flight ? fmt::format("{} in flight", *load.in_flight) : "";
   if (!load.rate) return limit;
   constexpr std::array<const char*, 3> gaps{"", " (gamma gaps)", " (equal gaps)"};
-  const std::string rate =
-      fmt::format("{:.6g} requests/s{}", *load.rate, gaps[static_cast<std::size_t>(load.gaps)]);
+  const std::string rate = fmt::format("{:.6g} requests/s{}", *load.rate, gaps[at(load.gaps)]);
   return limit.empty() ? rate : fmt::format("{}, at most {}", rate, limit);
 }
 
@@ -577,8 +578,7 @@ Json under_load_of(const BenchRun& run, Json experiment, bool bare) {
   const BenchLoad& load = run.load;
   if (load.rate) {
     constexpr std::array<const char*, 3> types{"poisson", "gamma", "constant"};
-    Json arrivals{{"type", types[static_cast<std::size_t>(load.gaps)]},
-                  {"rate", fmt::format("{} /s", *load.rate)}};
+    Json arrivals{{"type", types[at(load.gaps)]}, {"rate", fmt::format("{} /s", *load.rate)}};
     if (load.gaps == BenchLoad::Gaps::gamma) arrivals["burstiness"] = load.burstiness;
     if (load.rescaled) arrivals["rescaled"] = true;
     if (load.in_flight) {

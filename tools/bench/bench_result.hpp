@@ -26,6 +26,7 @@ struct BenchLoad {
 /// (median_tpot_ms), and the load.
 struct BenchRun {
   std::string where;  ///< its file, and its line where the file has several runs
+  std::string model;  ///< that was served, as the client called it; empty: not said
   std::map<std::string, double> figures;
   double prompt = 0, output = 0;  ///< mean tokens of a request
   std::int64_t requests = 0;      ///< that were completed

@@ -180,7 +180,7 @@ int seats_for_long_prompts(const MeasuredPoint& point) {
   if (point.gpu.starts_with("GB200")) return 16;
   constexpr std::array of_workers{16, 2, 4};  // of 3, 4 and 5
   const int place = point.decode.workers - 3;
-  return place < 0 || place > 2 ? 0 : of_workers[static_cast<std::size_t>(place)];
+  return place < 0 || place > 2 ? 0 : of_workers[at(place)];
 }
 
 // Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them.
