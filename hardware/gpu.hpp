@@ -150,9 +150,14 @@ class KernelTables;
 /// rounded to none.
 enum class DrawFill { by_rank, by_id, by_id_of_none };
 
+/// Software that engines are built for, by the names of vLLM's platforms.
+inline constexpr std::array<std::string_view, 5> platform_names{"cuda", "rocm", "tpu", "npu",
+                                                                "neuron"};
+
 struct GpuSpec {
   std::string name;
   std::string source;
+  std::string_view platform = "cuda";  ///< one of platform_names
   int sms = 0;
   Bytes hbm_capacity;
   BytesPerSecond hbm_bandwidth;

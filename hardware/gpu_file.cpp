@@ -327,7 +327,7 @@ std::vector<Profile> read_profiles(const ConfigNode& node) {
     if (entry.is_directory())
       profiles.push_back({engine_named(entry.path().filename().string()), entry.path()});
   if (profiles.empty())
-    node.fail(fmt::format("{} holds no folder <engine>-<version> of tables", folder.string()));
+    node.fail("{} holds no folder <engine>-<version> of tables", folder.string());
   std::ranges::sort(profiles, {}, &Profile::folder);
   return profiles;
 }
@@ -388,6 +388,7 @@ std::span<const Key> gpu_keys() {
   static constexpr Key keys[] = {
       {"name", form::text, required, "the GPU's name in reports"},
       {"source", form::text, required, "where these numbers come from"},
+      {"platform", form::choice(platform_names), "cuda", "software that engines must be built for"},
       {"sms", form::integer(1, 100000), required, "streaming multiprocessors"},
       {"hbm_capacity", form::bytes, required,
        "as nvidia-smi reports HBM: an 80 GB H100 has 81559 MiB"},
@@ -492,6 +493,7 @@ GpuSpec read_gpu(const ConfigNode& node, Others others) {
     GpuSpec gpu;
     gpu.name = reader.text("name");
     gpu.source = reader.text("source");
+    gpu.platform = platform_names[reader.choice("platform")];
     gpu.sms = static_cast<int>(reader.integer("sms"));
     gpu.hbm_capacity = positive<Bytes>(reader, "hbm_capacity");
     if (gpu.hbm_capacity > most_hbm) reader.child("hbm_capacity").fail("expected at most 1 PB");

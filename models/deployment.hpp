@@ -97,8 +97,13 @@ struct ParallelPlan {
     const int place = gpu % stage_gpus() - first_expert_gpu();
     return place < 0 ? std::nullopt : std::optional(place / moe_tp());
   }
-  /// The stage that holds a layer: contiguous layers, as many to each as can be.
-  int stage_of(int layer, int layers) const { return layer * pp / layers; }
+  /// The stage that holds a layer: contiguous layers, as many to each as can be. Those left over go
+  /// to the stages before the last (get_pp_indices() of vLLM and SGLang).
+  int stage_of(int layer, int layers) const {
+    const int each = layers / pp, left_over = layers % pp, smaller = pp - 1 - left_over;
+    if (layer < smaller * each) return layer / each;
+    return smaller + (layer - smaller * each) / (each + 1);
+  }
 };
 /// The plan by which one of the groups of a rank cuts weights and heads, as if the group were all
 /// of the rank.

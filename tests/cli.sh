@@ -330,11 +330,41 @@ refuses "npy to the terminal" 'npy needs a file' place --placement "$work/p.npy"
 refuses "slots on unsaid GPUs" 'does not say how many GPUs' place --placement "$work/p.trtllm"
 refuses "a policy without a load" 'needs --load FILE or --trace DIR' place --policy eplb --gpus 8
 
+# What a file says is not overlooked for an option, and a cluster has its number of GPUs.
+refuses "an engine beside a file" 'CONFIG excludes --engine' run configs/quick.json --engine sglang
+refuses "GPUs of a cluster" 'excludes' plan --model olmoe_1b_7b --cluster h200x16 --gpus 2 --ttft 1s
+
+# A GPU may be a file of one's own.
+python3 -c 'import json, sys; gpu = json.load(open(sys.argv[1])); gpu.pop("profiles"), gpu.pop("sibling"); json.dump(gpu, open(sys.argv[2], "w"))' \
+  hardware/gpus/h200.json "$work/mine.json"
+"$moesim" run --model gpt_oss_20b --gpu "$work/mine.json" --concurrency 4 --isl 16 --osl 4 >"$work/out" 2>"$work/err" ||
+  fail "--gpu FILE: $(cat "$work/err")"
+"$moesim" check --model qwen3_30b_a3b --gpu mi300x --tp 2 --engine trtllm --concurrency 4 >"$work/out" 2>"$work/err"
+grep -q 'TensorRT-LLM does not run on MI300X' "$work/err" "$work/out" || fail "an engine that the GPU cannot run is not said"
+"$moesim" run --model qwen3_30b_a3b --gpu mi300x --dp 4 --ep 4 --concurrency 16 --engine vllm --launch vllm --launch-only \
+  --set /dispatch/decode=low_latency >"$work/out" 2>/dev/null
+grep -q 'mori_low_latency' "$work/out" || fail "DeepEP on ROCm"
+
 # A deployment as options: the same run as that of the file that check writes.
 asked=(--model olmoe_1b_7b --gpu h100 --tp 2 --isl 100 --osl 20 --concurrency 8)
 "$moesim" check "${asked[@]}" -o "$work/asked.json" >/dev/null 2>"$work/err" || fail "check of options: $(cat "$work/err")"
 "$moesim" run "${asked[@]}" >"$work/out" 2>/dev/null || fail "run of options"
 "$moesim" run "$work/asked.json" 2>/dev/null | cmp -s - "$work/out" || fail "options run another experiment than their file"
+# warned_of PATTERN ARGS...: the check passes, and one of its warnings matches.
+warned_of() {
+  "$moesim" check "${asked[@]}" "${@:2}" >/dev/null 2>"$work/err" || fail "check ${*:2}: $(cat "$work/err")"
+  grep -Eq -- "$1" "$work/err" || fail "check ${*:2}: \"$(cat "$work/err")\" does not match \"$1\""
+}
+too_long=(--max-model-len 2M --set /workload/lengths/prompt=1900000)
+warned_of 'max_num_batched_tokens: 64; vLLM does not start with fewer tokens than max_num_seqs, which is 512' \
+  --engine vllm --set /scheduling/max_num_batched_tokens=64
+warned_of 'the longest request of 1900019 tokens needs [0-9]+ KV blocks, a rank has [0-9]+: such a request is rejected' \
+  "${too_long[@]}"
+warned_of 'a request of 8388608 tokens needs 524288 KV blocks, .*: vLLM does not start so' --engine vllm --max-model-len 8M
+"$moesim" check "${asked[@]}" --engine vllm --max-model-len 8k 2>&1 >/dev/null | grep -E 'does not start|is rejected' &&
+  fail "a deployment that starts is said not to"
+"$moesim" run "${asked[@]}" "${too_long[@]}" 2>/dev/null | grep 'trust:' &&
+  fail "a run of no step is said to rest on measurements"
 refuses "a deployment without a load" '^moesim: --concurrency or --rate is missing; without CONFIG' run --model olmoe_1b_7b --gpu h100
 refuses "a deployment beside a file" 'CONFIG excludes --model' run "$config" --model olmoe_1b_7b
 refuses "a GPU that is not known" 'h1000.*did you mean "h100' run --model olmoe_1b_7b --gpu h1000 --concurrency 8
@@ -421,8 +451,6 @@ $1") || fail "could not prepare: $2"
 damaged 'import os; os.remove("topk_ids.npy")' "a missing npy" 'topk_ids.npy: .*[Nn]o such file'
 damaged 'rewrite(ids[:-100])' "a cut-short npy" 'topk_ids.npy: .*bytes'
 damaged 'rewrite(ids[:40])' "a cut-short header" 'topk_ids.npy: '
-damaged 'rewrite(b"")' "an empty npy" 'topk_ids.npy: '
-damaged 'rewrite(ids.replace(b"False", b"True "))' "Fortran order" 'topk_ids.npy: .*[Ff]ortran'
 damaged 'rewrite(ids.replace(b"|u1", b"<f4"))' "a wrong dtype" 'topk_ids.npy: '
 damaged 'rewrite(ids.replace(b", 24, 4)", b", 4, 24)"))' "a wrong shape" 'topk_ids.npy: '
 damaged 'rewrite(ids[:-1] + bytes([200]))' "an expert out of range" 'topk_ids.npy: .*200'

@@ -65,6 +65,11 @@ void note_waterfill(const Server& server, bool has_it, Notes& notes) {
     notes.push_back("/shared_expert: \"waterfill\"; SGLang alone has it, with DeepEP");
 }
 
+FlagValue kv_cache_name(std::span<const KvCacheName> names, const Server& server) {
+  const auto found = std::ranges::find(names, server.precision.kv_cache, &KvCacheName::precision);
+  return found == names.end() ? std::nullopt : value_of(found->name);
+}
+
 FlagValue alignment_option(const Server& server, std::string_view policy, std::string_view option) {
   const auto& options = server.alignment_options;
   if (server.prefill_alignment != policy || !options.contains(option)) return std::nullopt;
@@ -77,6 +82,13 @@ void note_alignment(const Server& server, std::initializer_list<std::string_view
   if (policy == "none" || std::ranges::find(own, policy) != own.end()) return;
   notes.push_back(fmt::format(
       "/prefill_alignment: \"{}\"; this engine holds no prompts back in this way", policy));
+}
+
+std::string few_tokens(std::string_view engine, std::int64_t tokens, std::int64_t sequences) {
+  return fmt::format(
+      "/scheduling/max_num_batched_tokens: {}; {} does not start with fewer tokens than "
+      "max_num_seqs, which is {}",
+      tokens, engine, sequences);
 }
 
 void note_capacity(const Server& server, Notes& notes) {

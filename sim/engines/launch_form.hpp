@@ -37,6 +37,14 @@ inline FlagValue unless_one(int value) { return value_if(value > 1, value); }
 /// A flag without a value.
 inline FlagValue alone_if(bool wanted) { return value_if(wanted, ""); }
 
+/// How an engine calls KV caches of a precision. Those in bf16 are left to the checkpoint.
+struct KvCacheName {
+  Precision precision;
+  std::string_view name;
+};
+/// The name in a table of the server's KV caches; nothing where it is not there.
+FlagValue kv_cache_name(std::span<const KvCacheName>, const Server&);
+
 /// An option of the policy that holds prompts back, where it is this one, and has it.
 FlagValue alignment_option(const Server&, std::string_view policy, std::string_view option);
 /// Says that prompts are held back as another engine does it.
@@ -67,6 +75,7 @@ struct BenchCommand {
   /// Range of --random-range-ratio R of a length L: (1 - R) L to (1 + R) L, or R L to L.
   enum Range { around, up_to } range = around;
   std::string_view to_the_end{};  ///< outputs are as long as asked for; empty: by default
+  std::string_view burstiness{};  ///< of arrivals, the shape of gamma gaps; empty: Poisson alone
 };
 
 /// A file that a server's command reads.
@@ -81,6 +90,7 @@ struct LaunchForm {
   std::span<const Flag> flags{};
   /// Dispatches that the flags ask for, or that the engine takes by itself; others are noted.
   std::span<const std::string_view> dispatches{};
+  std::span<const KvCacheName> kv_caches{};  ///< others are noted
   /// What the flags do not say of a server.
   Notes (*notes)(const Server&) = nullptr;
   /// The command on each node, where one does not hold the server; none: the command is the same.
@@ -121,6 +131,8 @@ void note_two_batches(const Server&, bool deep_ep, Notes&);
 bool runs_mega_moe(const Server&);
 /// That the engine computes shared experts where their tokens are.
 void note_waterfill(const Server&, bool has_it, Notes&);
+/// That an engine does not start with so few tokens of a step.
+std::string few_tokens(std::string_view engine, std::int64_t tokens, std::int64_t sequences);
 /// That the engine preempts requests where KV blocks run out.
 void note_capacity(const Server&, Notes&);
 

@@ -25,9 +25,10 @@ struct Server {
   int node = 0;        ///< its first
   int first_gpu = 0;   ///< on that node
   int gpus_per_node = 1;
-  bool alone = true;            ///< no other server
-  bool from_pipelines = false;  ///< KV caches come from prefill workers with pipeline stages
-  bool has_nvfp4 = false;       ///< its GPUs multiply in nvfp4
+  bool alone = true;                   ///< no other server
+  bool from_pipelines = false;         ///< KV caches come from prefill workers with pipeline stages
+  bool has_nvfp4 = false;              ///< its GPUs multiply in nvfp4
+  std::string_view platform = "cuda";  ///< of its GPUs, one of platform_names
 
   // Model and engine that it serves.
   std::string engine{};  ///< whose preset and kernels the experiment has; empty: no engine's
@@ -39,6 +40,9 @@ struct Server {
   std::int64_t max_model_len = 0;           ///< tokens that a request needs; 0: not known
   std::int32_t max_num_seqs = 0;            ///< of a rank
   std::int64_t max_num_batched_tokens = 0;  ///< of a rank and step
+  std::int64_t long_prefill_tokens = 0;     ///< of a prompt in a step at most; 0: no such limit
+  bool reserves_prompts = true;             ///< KV blocks of a whole prompt before it begins
+  std::int32_t largest_graph = 0;           ///< decode batch that has one; 0: left to the engine
   bool evicts = true;                       ///< rather than keep room for all output tokens
   int drafts = 0;                           ///< speculative tokens of a sequence
   bool drafts_itself = false;               ///< a layer of the model drafts them
@@ -47,6 +51,7 @@ struct Server {
   bool prefix_caching = false;
   bool has_windows = false;           ///< of attention, in some layers
   bool keeps_all = false;             ///< those layers keep every token, too
+  int block_tokens = 16;              ///< of a KV block; 16: left to the engine
   double gpu_memory_utilization = 0;  ///< share of HBM, as its engine counts it
   std::optional<double> free_gpu_memory_fraction{};
 

@@ -34,11 +34,16 @@ struct ServingEngine {
   std::string_view name;    ///< in experiments, tables of kernels and files: trtllm
   std::string_view title;   ///< in texts of people: TensorRT-LLM
   std::string_view preset;  ///< the text of NAME/preset.json
+  std::span<const std::string_view> platforms;  ///< of GPUs that the engine runs on
+  /// Why the engine cannot start such a layout; empty: it can.
+  std::string (*unfit)(const ParallelPlan&);
   /// The next larger batch that a CUDA graph is captured for; sizes begin with 1. The limit itself
   /// is captured too.
   std::int32_t (*next_graph_size)(std::int32_t size);
   /// True if a step computes prompts or decodes, and prompts go first.
   bool prompts_first = false;
+  /// True if the engine does not start where a step takes fewer tokens than there are sequences.
+  bool steps_hold_all_sequences = false;
   /// The scheduler of such steps, as experiments name it.
   std::string_view scheduler() const { return prompts_first ? "prefill_first" : "chunked_prefill"; }
   LaunchForm launch{};

@@ -73,7 +73,7 @@ Situation look_at(const ConfigNode& experiment) {
     now.model = model.name;
     // Left out, the precision is that of the model's files.
     if (const auto stored = read_stored_precision(file, model); stored && stored->unknown.empty()) {
-      now.experts = precision_names[static_cast<std::size_t>(stored->plan.experts)];
+      now.experts = precision_names[at(stored->plan.experts)];
       now.files_say = stored->quantised && !json.contains(Json::json_pointer("/precision/experts"));
     }
   }
@@ -244,9 +244,9 @@ std::string release_in(const ConfigNode& node) {
   if (release.starts_with('v') && number_at(1)) release.erase(0, 1);
   if (!number_at(0))
     node.fail(
-        fmt::format("\"{}\" is no release; a number such as \"0.19.0\" is expected, or no "
-                    "version for the newest",
-                    release));
+        "\"{}\" is no release; a number such as \"0.19.0\" is expected, or no "
+        "version for the newest",
+        release);
   return release;
 }
 
@@ -319,6 +319,13 @@ ConfigNode with_preset(const ConfigNode& experiment) {
   Json preset = settings_of(preset_of(*engine), now);
   // Without a recipe the preset only guesses what a checkpoint's own files say.
   if (now.files_say && now.engine.recipe.empty()) preset.erase("precision");
+  // Two keys for one share: the experiment's own holds.
+  constexpr std::pair<const char*, const char*> shares[] = {
+      {"gpu_memory_utilization", "free_gpu_memory_fraction"},
+      {"free_gpu_memory_fraction", "gpu_memory_utilization"}};
+  for (const auto& [own, other] : shares)
+    if (find_value(config, fmt::format("/kv_cache/{}", own)) && preset.contains("kv_cache"))
+      preset["kv_cache"].erase(other);
   fill(config, preset);
   return {std::move(config), experiment.file(), experiment.pointer()};
 }

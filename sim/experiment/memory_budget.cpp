@@ -98,8 +98,9 @@ void add_decode_cut(const Deployment& e, double layers, MemoryBudget& memory) {
 
 // Memory as [vLLM] profiles it: kv = hbm * utilisation - weights - expert slots - buffers. Buffers
 // hold activations of the group's tokens on their way: the most that can reach one GPU, or for
-// which low-latency kernels keep room. They also hold the rank's own working activations, and
-// logits of its sampled tokens in fp32. With AFD each role has its part of this.
+// which low-latency kernels keep room. They also hold the rank's own working activations, copies of
+// the logits of its sampled tokens in fp32, and what the engine's process has besides. With AFD
+// each role has its part of this.
 MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
   MemoryBudget memory;
   // An MTP module is a layer more; what stands below HBM is of the model's own layers.
@@ -131,10 +132,11 @@ MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
     if (e.speculation.has_module()) memory.weights += module_bytes(e, model);
     if (role == GpuRole::attention) memory.buffers = Bytes(2 * rows_sent(e) * row);
     memory.buffers += Bytes(4 * rank_tokens * e.model.hidden * 2);
-    memory.buffers += Bytes(4.0 * e.scheduler->max_num_seqs() * (1 + e.speculation.tokens) *
-                            e.model.vocabulary / e.parallel.tp);
+    memory.buffers +=
+        Bytes(4.0 * e.scheduler->max_num_seqs() * (1 + e.speculation.tokens) * e.model.vocabulary *
+              e.kv_cache.logits_copies.value_or(1.0 / e.parallel.tp));
   }
-  memory.buffers += memory.rebalance_buffer;
+  memory.buffers += memory.rebalance_buffer + e.kv_cache.process_memory;
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
   return memory;
 }
@@ -237,10 +239,10 @@ void check_tiers(const Deployment& e) {
   for (const KvTierPlan& tier : e.kv_cache.tiers) {
     if (tier_blocks(e, tier, 1) > 0) continue;
     const Bytes block = e.kv_layout.block * double(e.parallel.rank_gpus());
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{}:{}/kv_cache/tiers/{}/capacity: holds less than one KV block of {:.3g} MB; give at "
         "least that, or 0 B for no tier",
-        e.node.file().string(), e.node.pointer(), tier.place, block.value() / 1e6));
+        e.node.file().string(), e.node.pointer(), tier.place, block.value() / 1e6);
   }
 }
 

@@ -25,6 +25,10 @@ std::span<const Key> kv_cache_keys() {
       {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "share of HBM that the engine uses"},
       {"free_gpu_memory_fraction", form::number(0.01, 1), unset("not used"),
        "instead: of what all else leaves of HBM (TensorRT-LLM)"},
+      {"process_memory", form::bytes, "0 B",
+       "HBM of a GPU for the engine's process: context, NCCL, graphs"},
+      {"logits_copies", form::number(0, 100), unset("1, of a slice"),
+       "copies of the logits of all sampled tokens that sampling holds at once"},
       {"disable_hybrid_kv_cache_manager", form::flag, "false",
        "layers with a window keep every token, too"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"},
@@ -176,8 +180,7 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
   }
   const KvLayout layout = kv_layout_of(spec);
   if (layout.has_windows()) {
-    tiers.fail(fmt::format("a tier is not modelled for the windows of {}; leave tiers out",
-                           spec.model.name));
+    tiers.fail("a tier is not modelled for the windows of {}; leave tiers out", spec.model.name);
   }
   if (!spec.failures.outages.empty()) {
     tiers.fail("a tier is not modelled with \"failures\"; leave one of them out");
@@ -187,8 +190,8 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
     if (tier.per != TierScope::node || spec.cluster.gpus_per_node % gpus == 0) continue;
     tiers.element(tier.place)
         .child("per")
-        .fail(fmt::format("ranks of {} GPUs do not divide a node of {} evenly; use \"rank\"", gpus,
-                          spec.cluster.gpus_per_node));
+        .fail("ranks of {} GPUs do not divide a node of {} evenly; use \"rank\"", gpus,
+              spec.cluster.gpus_per_node);
   }
 }
 
@@ -210,15 +213,21 @@ void read_retention(ConfigReader& kv, PoolSpec& spec) {
 void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
   read_object(node, kv_cache_keys, [&](ConfigReader& kv) {
     spec.kv_cache.block_tokens = static_cast<int>(kv.integer("block_size"));
-    spec.kv_cache.gpu_memory_utilization = kv.number("gpu_memory_utilization");
     spec.kv_cache.keeps_all = kv.flag("disable_hybrid_kv_cache_manager");
-    if (kv.optional("free_gpu_memory_fraction"))
+    if (!kv.optional("free_gpu_memory_fraction")) {
+      spec.kv_cache.gpu_memory_utilization = kv.number("gpu_memory_utilization");
+    } else if (kv.optional("gpu_memory_utilization")) {
+      kv.child("gpu_memory_utilization")
+          .fail("\"free_gpu_memory_fraction\" says how much too; give one of them");
+    } else {
       spec.kv_cache.free_gpu_memory_fraction = kv.number("free_gpu_memory_fraction");
+    }
+    spec.kv_cache.process_memory = kv.quantity<Bytes>("process_memory");
+    if (kv.optional("logits_copies")) spec.kv_cache.logits_copies = kv.number("logits_copies");
     spec.prefix_caching = kv.flag("prefix_caching");
     if (spec.prefix_caching && spec.model.keeps_state()) {
       kv.child("prefix_caching")
-          .fail(fmt::format("is not modelled for states that layers of {} keep; leave it out",
-                            spec.model.name));
+          .fail("is not modelled for states that layers of {} keep; leave it out", spec.model.name);
     }
     read_retention(kv, spec);
     read_tiers(kv, spec);
@@ -249,16 +258,14 @@ std::vector<double> read_acceptance(ConfigReader& reader, std::size_t drafts) {
     const double tokens = reader.number("acceptance_length");
     if (tokens > 1 + static_cast<double>(drafts)) {
       reader.child("acceptance_length")
-          .fail(fmt::format("a step of {} drafts has at most {} tokens, not {}", drafts, drafts + 1,
-                            tokens));
+          .fail("a step of {} drafts has at most {} tokens, not {}", drafts, drafts + 1, tokens);
     }
     return std::vector<double>(drafts, chance_for(tokens, static_cast<int>(drafts)));
   }
   const ConfigNode list = reader.child("acceptance_rates");
   const std::vector<ConfigNode> shares = list.list();
   if (shares.size() != drafts) {
-    list.fail(
-        fmt::format("expected a share for each of {} drafts, found {}", drafts, shares.size()));
+    list.fail("expected a share for each of {} drafts, found {}", drafts, shares.size());
   }
   std::vector<double> chances;
   double before = 1;
@@ -276,7 +283,7 @@ SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& schedu
   return read_object(node, speculative_keys, [&](ConfigReader& reader) {
     SpeculationPlan plan;
     plan.tokens = static_cast<std::int32_t>(reader.integer("num_speculative_tokens"));
-    plan.acceptance = read_acceptance(reader, static_cast<std::size_t>(plan.tokens));
+    plan.acceptance = read_acceptance(reader, at(plan.tokens));
     read_object(reader.child("draft").as_policy(), draft_keys, [&](ConfigReader& draft) {
       plan.mtp = choice<Draft>(draft, "type", draft_names) == Draft::mtp;
       if (!plan.mtp) plan.draft_time = draft.quantity<Seconds>("per_token");
@@ -284,9 +291,10 @@ SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& schedu
     const std::int64_t verified = std::int64_t{scheduler.max_num_seqs()} * (1 + plan.tokens);
     if (plan.tokens > 0 && scheduler.max_num_batched_tokens() < verified) {
       reader.child("num_speculative_tokens")
-          .fail(fmt::format("a step verifies up to max_num_seqs x {} = {} tokens, more than its "
-                            "max_num_batched_tokens of {}",
-                            1 + plan.tokens, verified, scheduler.max_num_batched_tokens()));
+          .fail(
+              "a step verifies up to max_num_seqs x {} = {} tokens, more than its "
+              "max_num_batched_tokens of {}",
+              1 + plan.tokens, verified, scheduler.max_num_batched_tokens());
     }
     return plan;
   });
@@ -372,22 +380,22 @@ std::vector<RequestClass> read_classes(const ConfigNode& list, const Slo& otherw
   for (const ConfigNode& node : list.list()) {
     RequestClass read = read_class(node, otherwise);
     if (std::ranges::find(classes, read.name, &RequestClass::name) != classes.end())
-      node.child("name").fail(fmt::format("\"{}\" is the name of two classes", read.name));
+      node.child("name").fail("\"{}\" is the name of two classes", read.name);
     shares += read.share.value_or(0);
     classes.push_back(std::move(read));
   }
   if (classes.size() > most)
-    list.fail(fmt::format("{} classes, at most {} can be told apart", classes.size(), most));
+    list.fail("{} classes, at most {} can be told apart", classes.size(), most);
   const auto drawn = [](const RequestClass& one) { return one.share.has_value(); };
   if (std::ranges::none_of(classes, drawn)) return classes;
   const auto without = std::ranges::find_if_not(classes, drawn);
   if (without != classes.end())
     list.fail(
-        fmt::format("class \"{}\" has no \"share\"; give one to all classes, or to none if a "
-                    "recorded file names them",
-                    without->name));
+        "class \"{}\" has no \"share\"; give one to all classes, or to none if a "
+        "recorded file names them",
+        without->name);
   if (std::abs(shares - 1) > 1e-6)
-    list.fail(fmt::format("the shares of all classes sum to {:.6g}, not to 1", shares));
+    list.fail("the shares of all classes sum to {:.6g}, not to 1", shares);
   return classes;
 }
 

@@ -2,6 +2,7 @@
 #include "sim/experiment/spec.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,6 +13,7 @@
 #include "hardware/shipped.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "models/quantization.hpp"
+#include "sim/engines/serving_engine.hpp"
 #include "sim/experiment/engine.hpp"
 #include "sim/experiment/experiment_keys.hpp"
 #include "sim/experiment/pools.hpp"
@@ -56,8 +58,8 @@ PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, cons
   const std::optional<StoredPrecision> stored = read_stored_precision(model, read);
   const bool given = reader.optional("precision");
   if (!given && !stored) {
-    reader.node().fail(fmt::format("\"precision\" is missing, and {} does not say it",
-                                   model.file().filename().string()));
+    reader.node().fail("\"precision\" is missing, and {} does not say it",
+                       model.file().filename().string());
   }
   const ConfigNode node = reader.child_or("precision", Json::object());
   if (stored && !stored->unknown.empty()) {
@@ -84,6 +86,19 @@ PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, cons
   return plan;
 }
 
+// GPUs without FP4 arithmetic widen NVFP4 weights and multiply in bf16 (vLLM's Marlin kernels,
+// marlin_utils_fp4.py). Other engines refuse such weights there.
+void widen_nvfp4(PoolSpec& spec) {
+  const GpuSpec& gpu = spec.expert_cluster().gpu;
+  if (spec.precision.experts != Precision::nvfp4 || gpu.dense_peak.contains(Precision::nvfp4))
+    return;
+  spec.precision.activations = Precision::bf16;
+  spec.remarks.push_back(
+      fmt::format("\"precision\": {} does not multiply nvfp4; such weights are widened and "
+                  "multiplied in bf16, as vLLM does (SGLang and TensorRT-LLM refuse them there)",
+                  gpu.name));
+}
+
 // Remark on keys of a model's file that nothing here knows.
 std::string unknown_keys_remark(const std::vector<std::string>& keys) {
   return fmt::format(
@@ -92,8 +107,8 @@ std::string unknown_keys_remark(const std::vector<std::string>& keys) {
       visible(fmt::format("\"{}\"", fmt::join(keys, "\", \""))));
 }
 
-// A cluster with the kernels of the engine that runs on it; without one with the newest engine's
-// that has the kernel.
+// A cluster whose kernels are the fastest that were measured with any engine; of expert layers and
+// fused operations those that the experiment's engine runs.
 ClusterSpec read_cluster_for(const ConfigNode& node, const std::optional<Engine>& engine) {
   ClusterSpec cluster = read_cluster(named_or_inline(node, Shipped::cluster));
   KernelChoice kernels{{"engines", "any"}};
@@ -132,8 +147,8 @@ void take_background(const ConfigNode& node, ClusterSpec& cluster) {
     if (!carries)
       spine.fail("the cluster does not say what its spine carries; give network/spine_bandwidth");
     if (taken >= *carries) {
-      spine.fail(fmt::format("{:.4g} GB/s is all of the spine's {:.4g} GB/s; leave some",
-                             taken.value() / 1e9, carries->value() / 1e9));
+      spine.fail("{:.4g} GB/s is all of the spine's {:.4g} GB/s; leave some", taken.value() / 1e9,
+                 carries->value() / 1e9);
     }
     *carries = *carries - taken;
   });
@@ -145,15 +160,14 @@ int read_instances(const ConfigNode& node, const ServedModel& e) {
   const auto check = [&](int gpus, const ClusterSpec& cluster) {
     const int domain = cluster.scale_up_domain;
     if (instances * gpus > cluster.gpus()) {
-      node.fail(fmt::format("{} instances of {} GPUs take {}, but {} has {}; {} fit", instances,
-                            gpus, instances * gpus, cluster.name, cluster.gpus(),
-                            cluster.gpus() / gpus));
+      node.fail("{} instances of {} GPUs take {}, but {} has {}; {} fit", instances, gpus,
+                instances * gpus, cluster.name, cluster.gpus(), cluster.gpus() / gpus);
     }
     if (instances > 1 && gpus % domain != 0 && domain % gpus != 0) {
-      node.fail(fmt::format(
+      node.fail(
           "instances of {} GPUs do not divide NVLink domains of {} evenly; use a divisor or a "
           "multiple of the domain",
-          gpus, domain));
+          gpus, domain);
     }
   };
   check(e.ffn_cluster ? e.parallel.attention_gpus() : e.parallel.gpus(), e.cluster);
@@ -168,15 +182,15 @@ void check_ffn_cluster(const ConfigNode& node, const PoolSpec& e) {
   if (!plan.afd())
     node.fail("no experts are on GPUs of their own; give \"parallel/ffn_gpus\", or leave this out");
   if (plan.ffn_gpus > experts.gpus()) {
-    node.fail(fmt::format("ffn_gpus = {}, but {} has {} GPUs; use fewer, or a larger cluster",
-                          plan.ffn_gpus, experts.name, experts.gpus()));
+    node.fail("ffn_gpus = {}, but {} has {} GPUs; use fewer, or a larger cluster", plan.ffn_gpus,
+              experts.name, experts.gpus());
   }
   for (const int domain : {e.cluster.scale_up_domain, experts.scale_up_domain}) {
     if (plan.attention_gpus() % domain == 0) continue;
     node.fail(
-        fmt::format("dp * tp = {} GPUs for attention do not fill NVLink domains of {}; use a "
-                    "multiple of {}",
-                    plan.attention_gpus(), domain, domain));
+        "dp * tp = {} GPUs for attention do not fill NVLink domains of {}; use a "
+        "multiple of {}",
+        plan.attention_gpus(), domain, domain);
   }
 }
 
@@ -190,13 +204,16 @@ void read_plan(ConfigReader& reader, PoolSpec& spec) {
   if (gpus > spec.cluster.gpus()) {
     const bool sum = plan.afd() && !spec.ffn_cluster;
     const char* product = sum ? "dp * tp + ffn_gpus" : plan.pp > 1 ? "dp * tp * pp" : "dp * tp";
-    parallel.fail(fmt::format("{} = {} GPUs, but {} has {}", product, gpus, spec.cluster.name,
-                              spec.cluster.gpus()));
+    parallel.fail("{} = {} GPUs, but {} has {}", product, gpus, spec.cluster.name,
+                  spec.cluster.gpus());
   }
   if (spec.ffn_cluster) check_ffn_cluster(reader.child("ffn_cluster"), spec);
   if (reader.optional("instances")) {
     spec.instances = read_instances(reader.child("instances"), spec);
   }
+  // Without experts no rank waits for another: engines run DP ranks of a dense model as instances
+  // (vllm/v1/engine/core.py, run_engine_core(); SGLang's data_parallel_controller.py).
+  if (spec.model.experts == 0) spec.instances *= std::exchange(spec.parallel.dp, 1);
   // Groups alike exchange at any time of each other's: each has its part.
   spec.each_cluster([&](ClusterSpec& cluster) {
     std::optional<BytesPerSecond>& spine = cluster.network.spine;
@@ -221,6 +238,24 @@ void remark_on_gating(const ConfigNode& given, PoolSpec& spec) {
       chosen.of_another_family ? ", since nothing is known of this model" : ""));
 }
 
+// Warns of layouts and limits that the engine cannot start, and of GPUs that it has no build for.
+void remark_on_engine(std::string_view name, PoolSpec& spec) {
+  const ServingEngine* const engine = find_engine(name);
+  if (engine == nullptr) return;
+  if (std::string why = engine->unfit(spec.parallel); !why.empty())
+    spec.remarks.push_back(std::move(why));
+  const Scheduler& limits = *spec.scheduler;
+  if (engine->steps_hold_all_sequences && limits.max_num_batched_tokens() < limits.max_num_seqs())
+    spec.remarks.push_back(
+        few_tokens(engine->title, limits.max_num_batched_tokens(), limits.max_num_seqs()));
+  spec.each_cluster([&](const ClusterSpec& cluster) {
+    const GpuSpec& gpu = cluster.gpu;
+    if (std::ranges::find(engine->platforms, gpu.platform) != engine->platforms.end()) return;
+    spec.remarks.push_back(fmt::format("{} does not run on {} ({}): no server has these figures",
+                                       engine->title, gpu.name, gpu.platform));
+  });
+}
+
 // Reads the limit of engines. A request is longer than the positions of the model's training only
 // where the engine was told so, with a scaling of the rotary embedding.
 void read_max_model_len(ConfigReader& reader, PoolSpec& spec) {
@@ -237,11 +272,11 @@ void read_max_model_len(ConfigReader& reader, PoolSpec& spec) {
   const ConfigNode workload = reader.child("workload");
   const ConfigNode place =
       workload.json().contains("lengths") ? workload.child("lengths") : workload;
-  place.fail(fmt::format(
+  place.fail(
       "a prompt and its output have up to {} tokens, but {} takes {}; shorten the lengths, or give "
       "\"max_model_len\": {} (engines then also need a scaling of the rotary embedding)",
       longest, spec.max_model_len == own ? spec.model.name : "\"max_model_len\"",
-      spec.max_model_len, longest));
+      spec.max_model_len, longest);
 }
 
 // Remarks on policies that decide in no time. The config charges nothing for one that a program
@@ -320,7 +355,7 @@ void read_keep(ConfigReader& reader, PoolSpec& spec) {
   if (spec.keep_experts == 0) return;
   if (spec.capacity->limits())
     node.fail("\"capacity\" drops selections too; leave out one of them");
-  const Dispatch& decode = *spec.phases[static_cast<std::size_t>(StepKind::decode)].dispatch;
+  const Dispatch& decode = *spec.phases[at(StepKind::decode)].dispatch;
   if (spec.parallel.exchanges() && !decode.gives_global_counts())
     node.fail(
         "a token must know the choices of the whole group; use \"ids_all_gather\" or "
@@ -347,8 +382,7 @@ void read_decode_cut(ConfigReader& reader, PoolSpec& spec) {
 // number.
 double token_seconds(const PoolSpec& e) {
   const bool by_choice =
-      e.parallel.exchanges() &&
-      e.phases[static_cast<std::size_t>(StepKind::decode)].dispatch->needs_copies();
+      e.parallel.exchanges() && e.phases[at(StepKind::decode)].dispatch->needs_copies();
   if (!by_choice) return 0;
   const bool far = e.parallel.stage_gpus() > e.cluster.scale_up_domain;
   const ClusterSpec cluster = e.token_cluster();
@@ -399,12 +433,14 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     if (!spec.model.unknown_keys.empty())
       spec.remarks.push_back(unknown_keys_remark(spec.model.unknown_keys));
     spec.precision = read_precision(reader, model, spec.model, spec.remarks);
+    widen_nvfp4(spec);
     read_max_model_len(reader, spec);
     read_plan(reader, spec);
     if (std::string warning = slice_warning(spec.model, spec.parallel, spec.precision);
         !warning.empty())
       spec.remarks.push_back(std::move(warning));
     read_policies(reader, spec);
+    if (engine) remark_on_engine(engine->name, spec);
     if (reader.optional("expert_reselection")) read_keep(reader, spec);
     if (reader.optional("shared_expert"))
       spec.shared_expert = read_shared_expert(reader.child("shared_expert"));

@@ -58,9 +58,11 @@ struct KvCacheSpec {
   int block_tokens = 16;
   double gpu_memory_utilization = 0.9;               ///< of HBM
   std::optional<double> free_gpu_memory_fraction{};  ///< instead: of what all else leaves of HBM
-  bool keeps_all = false;                            ///< layers with a window keep every token
-  std::shared_ptr<const Retention> retention{};      ///< between an agent's requests; none: lru
-  std::vector<KvTierPlan> tiers{};                   ///< below HBM, nearest first
+  Bytes process_memory{};                            ///< of a GPU, for the engine's process
+  std::optional<double> logits_copies{};  ///< of all sampled tokens; none: one of a GPU's slice
+  bool keeps_all = false;                 ///< layers with a window keep every token
+  std::shared_ptr<const Retention> retention{};  ///< between an agent's requests; none: lru
+  std::vector<KvTierPlan> tiers{};               ///< below HBM, nearest first
   /// How long before an agent is back its blocks are loaded from tiers; none: when it is back.
   std::optional<Seconds> prefetch_lead{};
   TierRead read = TierRead::parked;

@@ -34,7 +34,7 @@ bool in_all(const Sampled& a, const Sampled& b, Holds holds) {
 
 SampledGain gain_of(double change, std::vector<double> in_worlds) {
   std::ranges::sort(in_worlds);
-  const auto [least, end_of_ties] = std::ranges::equal_range(in_worlds, 0.0);
+  const auto [least, end_of_ties] = std::equal_range(in_worlds.begin(), in_worlds.end(), 0.0);
   const auto n = static_cast<double>(in_worlds.size());
   const auto at = [&](double quantile) {
     return in_worlds[static_cast<std::size_t>(std::lround(quantile * (n - 1)))];

@@ -11,37 +11,14 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-RequestRouterFactory make_random_router(ConfigReader&, const RouterContext&);
-RequestRouterFactory make_round_robin_router(ConfigReader&, const RouterContext&);
-std::span<const Key> round_robin_router_keys();
-RequestRouterFactory make_power_of_two_router(ConfigReader&, const RouterContext&);
-RequestRouterFactory make_jsq_router(ConfigReader&, const RouterContext&);
-RequestRouterFactory make_vllm_router(ConfigReader&, const RouterContext&);
-std::span<const Key> vllm_router_keys();
-RequestRouterFactory make_least_kv_router(ConfigReader&, const RouterContext&);
-RequestRouterFactory make_br0_router(ConfigReader&, const RouterContext&);
-std::span<const Key> br0_router_keys();
-RequestRouterFactory make_brh_router(ConfigReader&, const RouterContext&);
-std::span<const Key> brh_router_keys();
-RequestRouterFactory make_bfio_router(ConfigReader&, const RouterContext&);
-std::span<const Key> bfio_router_keys();
-RequestRouterFactory make_overflow_router(ConfigReader&, const RouterContext&);
-RequestRouterFactory make_fast_phi_router(ConfigReader&, const RouterContext&);
-std::span<const Key> fast_phi_router_keys();
-RequestRouterFactory make_cache_aware_router(ConfigReader&, const RouterContext&);
-std::span<const Key> cache_aware_router_keys();
-RequestRouterFactory make_dynamo_kv_router(ConfigReader&, const RouterContext&);
-std::span<const Key> dynamo_kv_router_keys();
-RequestRouterFactory make_joint_router(ConfigReader&, const RouterContext&);
-std::span<const Key> joint_router_keys();
-RequestRouterFactory make_activation_aware_router(ConfigReader&, const RouterContext&);
-std::span<const Key> activation_aware_router_keys();
-RequestRouterFactory make_affinity_router(ConfigReader&, const RouterContext&);
-std::span<const Key> affinity_router_keys();
-RequestRouterFactory make_eldr_router(ConfigReader&, const RouterContext&);
-std::span<const Key> eldr_router_keys();
-RequestRouterFactory make_sticky_router(ConfigReader&, const RouterContext&);
-std::span<const Key> sticky_router_keys();
+Registry<RequestRouterFactory, const RouterContext&>::Maker make_random_router,
+    make_round_robin_router, make_power_of_two_router, make_jsq_router, make_vllm_router,
+    make_least_kv_router, make_br0_router, make_brh_router, make_bfio_router, make_overflow_router,
+    make_fast_phi_router, make_cache_aware_router, make_dynamo_kv_router, make_joint_router,
+    make_activation_aware_router, make_affinity_router, make_eldr_router, make_sticky_router;
+Keys round_robin_router_keys, vllm_router_keys, br0_router_keys, brh_router_keys, bfio_router_keys,
+    fast_phi_router_keys, cache_aware_router_keys, dynamo_kv_router_keys, joint_router_keys,
+    activation_aware_router_keys, affinity_router_keys, eldr_router_keys, sticky_router_keys;
 
 OneByOneRouter::OneByOneRouter(ConfigReader& options) {
   central_ = choice<Admission>(options, "admission", admission_names) == Admission::central;

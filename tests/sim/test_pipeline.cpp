@@ -110,6 +110,22 @@ TEST_CASE("a stage holds its share of weights and KV cache") {
   CHECK(piped.decode().memory.kv_blocks > 2 * whole.decode().memory.kv_blocks);
 }
 
+TEST_CASE("layers left over go to the stages before the last, as engines cut them") {
+  // get_pp_indices() of vllm/distributed/utils.py.
+  const auto stages = [](int layers, int pp) {
+    ParallelPlan plan;
+    plan.pp = pp;
+    std::vector<int> of_stage(static_cast<std::size_t>(pp));
+    for (int layer = 0; layer < layers; ++layer)
+      ++of_stage[static_cast<std::size_t>(plan.stage_of(layer, layers))];
+    return of_stage;
+  };
+  CHECK(stages(94, 4) == std::vector{23, 24, 24, 23});
+  CHECK(stages(61, 8) == std::vector{7, 7, 8, 8, 8, 8, 8, 7});
+  CHECK(stages(7, 4) == std::vector{2, 2, 2, 1});
+  CHECK(stages(6, 3) == std::vector{2, 2, 2});
+}
+
 TEST_CASE("two stages serve one sequence no faster than one") {
   // One micro-batch: a stage waits while the other works, and the hop is on top.
   const StepCost whole = explain_step(experiment(1, 1, 1), decode_step(1, 256)).cost;

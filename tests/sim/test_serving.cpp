@@ -62,6 +62,43 @@ TEST_CASE("a preset fills what a config leaves out, and nothing else") {
   CHECK(filled(own)["scheduling"] == own["scheduling"]);
 }
 
+TEST_CASE("a share of memory that a config gives holds, whichever key the preset has for it") {
+  const auto with_share = [](const char* engine, const Json& share) {
+    return with_engine_named({{"name", engine}}, {{"kv_cache", share}});
+  };
+  const Json half{{"gpu_memory_utilization", 0.5}}, rest{{"free_gpu_memory_fraction", 0.5}};
+  for (const char* engine : {"vllm", "sglang", "trtllm"}) {
+    CAPTURE(engine);
+    CHECK(!filled(with_share(engine, half))["kv_cache"].contains("free_gpu_memory_fraction"));
+    CHECK(!filled(with_share(engine, rest))["kv_cache"].contains("gpu_memory_utilization"));
+    const MemoryBudget memory = test::load(with_share(engine, half)).decode().memory;
+    CHECK_THAT(memory.usable / memory.capacity, WithinRel(0.5, 1e-12));
+    Json both = half;
+    both.update(rest);
+    CHECK_THAT(test::refused(with_share(engine, both)),
+               Catch::Matchers::Contains("/kv_cache/gpu_memory_utilization: \"free_gpu_memory"));
+  }
+}
+
+TEST_CASE("GPUs without FP4 arithmetic multiply nvfp4 weights in bf16, and it is said") {
+  const auto at = [](const char* cluster) {
+    Json json = with_engine_named({{"name", "vllm"}});
+    json["cluster"] =
+        (test::source_dir() / "hardware/clusters" / (std::string(cluster) + ".json")).string();
+    json["precision"] = {{"experts", "nvfp4"}, {"attention", "bf16"}};
+    return test::load(json);
+  };
+  const auto said = [](const Experiment& e) {
+    return std::ranges::any_of(remarks_of(e), [](const std::string& remark) {
+      return remark.find("does not multiply nvfp4") != std::string::npos;
+    });
+  };
+  CHECK(at("h100x8").decode().precision.activations == Precision::bf16);
+  CHECK(said(at("h100x8")));
+  CHECK(at("b200x8").decode().precision.activations == Precision::nvfp4);
+  CHECK_FALSE(said(at("b200x8")));
+}
+
 TEST_CASE("a preset fills what is left out at any concurrency") {
   const Json many = filled(with_engine_named(
       {{"name", "vllm"}}, {{"workload", {{"arrivals", {{"concurrency", 1'000'000'000}}}}}}));

@@ -862,4 +862,34 @@ TEST_CASE("routing charges follow active experts and vanish without replicas") {
 }
 
 }  // namespace
+
+TEST_CASE("data-parallel ranks of a dense model are engines of their own") {
+  Json dense{{"parallel", {{"dp", 2}, {"tp", 1}, {"ep", nullptr}}},
+             {"model", {{"experts", nullptr}, {"dense_width", 1024}}},
+             {"placement", nullptr}};
+  dense["model"]["layers"] =
+      Json::array({{{"repeat", 3}, {"pattern", Json::array({{{"ffn", "dense"}}})}}});
+  Json apart = dense;
+  apart["parallel"]["dp"] = 1;
+  apart["instances"] = 2;
+  const test::Served ranks = test::serve(test::load_tiny(dense)),
+                     instances = test::serve(test::load_tiny(apart));
+  CHECK(ranks.metrics.tpot.mean == instances.metrics.tpot.mean);
+  CHECK(ranks.metrics.ttft.mean == instances.metrics.ttft.mean);
+}
+
+TEST_CASE("a closed loop's window is as long as a request, or the whole run is measured") {
+  // Of 16 requests the measured ones would be those of one wave.
+  for (const int requests : {12, 16, 24, 60}) {
+    CAPTURE(requests);
+    const test::Served served = test::serve(
+        test::load_tiny({{"workload", {{"arrivals", {{"concurrency", 8}}}, {"requests", requests}}},
+                         {"measurement", {{"warmup", .1}}}}));
+    const Metrics& m = served.metrics;
+    // Little's law: no more requests are in flight than clients.
+    CHECK(m.request_throughput * m.e2el.mean / 1e3 <= 8 * 1.1);
+    CHECK((served.measurement.window == "whole") == (requests <= 16));
+  }
+}
+
 }  // namespace moesim::test_sim

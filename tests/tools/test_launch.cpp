@@ -36,7 +36,8 @@ const std::map<std::string, Words> flags_of{
               --prefill-context-parallel-size --decode-context-parallel-size --dcp-comm-backend
               --enable-expert-parallel --all2all-backend --moe-backend --enable-eplb --eplb-config
               --max-num-seqs --max-num-batched-tokens --prefill-schedule-interval --scheduling-policy
-              --max-model-len --gpu-memory-utilization --kv-cache-dtype --no-enable-prefix-caching
+              --long-prefill-token-threshold --no-scheduler-reserve-full-isl --block-size
+              --max-cudagraph-capture-size --burstiness --max-model-len --gpu-memory-utilization --kv-cache-dtype --no-enable-prefix-caching
               --speculative-config --enable-dbo --kv-transfer-config --data-parallel-size-local
               --data-parallel-address --data-parallel-rpc-port --data-parallel-start-rank --nnodes
               --node-rank --master-addr --headless --model --dataset-name --random-input-len
@@ -52,7 +53,7 @@ const std::map<std::string, Words> flags_of{
               --prefill-delayer-queue-min-ratio --prefill-delayer-max-delay-ms
               --prefill-decode-interval --enable-priority-scheduling
               --schedule-low-priority-values-first --context-length --mem-fraction-static
-              --kv-cache-dtype --disable-radix-cache --speculative-algorithm --speculative-num-steps
+              --kv-cache-dtype --page-size --cuda-graph-max-bs --disable-radix-cache --speculative-algorithm --speculative-num-steps
               --speculative-eagle-topk --speculative-num-draft-tokens --enable-two-batch-overlap
               --enable-deepep-waterfill --disaggregation-mode --nnodes --node-rank --dist-init-addr
               --backend --model --dataset-name --random-input-len --random-output-len
@@ -62,7 +63,7 @@ const std::map<std::string, Words> flags_of{
          R"(--port --host --backend --tp_size --ep_size --pp_size --max_batch_size --max_num_tokens
               --max_seq_len --kv_cache_free_gpu_memory_fraction --extra_llm_api_options --model
               --dataset-name --random-ids --random-input-len --random-output-len --random-range-ratio
-              --ignore-eos --request-rate --max-concurrency --num-prompts --nodes --ntasks
+              --ignore-eos --request-rate --burstiness --max-concurrency --num-prompts --nodes --ntasks
               --ntasks-per-node --mpi=pmix)")},
 };
 
@@ -70,7 +71,7 @@ const std::map<std::string, Words> flags_of{
 const Words trtllm_options = words(
     "enable_attention_dp enable_chunked_prefill kv_cache_config moe_config "
     "scheduler_config speculative_config cache_transceiver_config "
-    "disable_overlap_scheduler attention_dp_config batch_wait_timeout_iters");
+    "disable_overlap_scheduler attention_dp_config batch_wait_timeout_iters cuda_graph_config");
 
 const Json base = Json::parse(R"({"model": "glm_4_5_air", "cluster": "h200x16", "instances": 2,
     "parallel": {"dp": 4, "tp": 2, "ep": 8},
@@ -128,6 +129,10 @@ std::vector<Json> deployments() {
               {"enable_balance", true}}}}),
       with({{"prefill_alignment", {{"type", "trtllm_balance"}, {"batch_wait_timeout_iters", 20}}}}),
       shared_prompts(),
+      with({{"kv_cache", {{"block_size", 64}}},
+            {"cuda_graph", {{"sizes", "vllm"}, {"max", 64}}},
+            {"scheduling", {{"long_prefill_token_threshold", 512}, {"reserve_full_prompt", false}}},
+            {"workload", {{"arrivals", {{"type", "gamma"}, {"burstiness", 0.5}}}}}}),
       with({{"speculative", speculative}, {"overlap", "two_batch"}, {"model", "glm_4_5_air"}}),
       with({{"engine", {{"name", "sglang"}}},
             {"workload",
@@ -280,6 +285,62 @@ TEST_CASE("TensorRT-LLM is told to evict where requests were; other engines alwa
     CHECK_THAT(launch(engine, policy("guaranteed_no_evict")), Contains("TensorRT-LLM alone"));
     CHECK_THAT(launch(engine, policy("max_utilization")), !Contains("TensorRT-LLM alone"));
   }
+}
+
+TEST_CASE("KV caches have the precision and the blocks that were simulated, or it is noted") {
+  const auto stored = [](const char* precision) {
+    return with({{"precision", {{"kv_cache", precision}}}, {"kv_cache", {{"block_size", 64}}}});
+  };
+  CHECK_THAT(launch("vllm", stored("nvfp4")),
+             Contains("--kv-cache-dtype nvfp4 ") && Contains("--block-size 64"));
+  CHECK_THAT(launch("sglang", stored("nvfp4")),
+             Contains("--kv-cache-dtype fp4_e2m1 ") && Contains("--page-size 64"));
+  CHECK_THAT(launch("trtllm", stored("nvfp4")),
+             Contains("kv_cache_config: {enable_block_reuse: false, dtype: nvfp4, "
+                      "tokens_per_block: 64}"));
+  CHECK_THAT(launch("vllm", stored("int8")), Contains("--kv-cache-dtype int8_per_token_head"));
+  for (const char* engine : {"sglang", "trtllm"}) {
+    CHECK_THAT(launch(engine, stored("int8")), Contains("/precision/kv_cache: \"int8\"; "));
+    CHECK_THAT(launch(engine, stored("bf16")), !Contains("dtype") && !Contains("/kv_cache: \"bf"));
+    CHECK_THAT(launch(engine, base), !Contains("tokens_per_block"));
+  }
+}
+
+TEST_CASE("a benchmark's gaps have the shape that was simulated, or it is noted") {
+  const auto gaps = [](Json arrivals) {
+    arrivals["rate"] = "0.0002 /s";
+    return with({{"workload", {{"arrivals", arrivals}}}});
+  };
+  for (const char* engine : {"vllm", "trtllm"}) {
+    CHECK_THAT(launch(engine, gaps({{"type", "gamma"}, {"cv", 0.5}})),
+               Contains("--request-rate 0.0002") && Contains("--burstiness 4"));
+    CHECK_THAT(launch(engine, gaps({{"type", "constant"}})), Contains("--burstiness 1e+06"));
+    CHECK_THAT(launch(engine, gaps({{"type", "poisson"}})), !Contains("burstiness"));
+  }
+  CHECK_THAT(launch("sglang", gaps({{"type", "constant"}})), Contains("/workload/arrivals: gaps"));
+  CHECK_THAT(launch("sglang", gaps({{"type", "poisson"}})), !Contains("/workload/arrivals"));
+}
+
+TEST_CASE("keys that no flag says are noted with their values, and usual values are not") {
+  const std::vector<std::pair<Json, const char*>> asked{
+      {{{"expert_buffers", {{"tokens_per_rank", 256}}}}, "/expert_buffers: {"},
+      {{{"api_server", {{"tokenizer_workers", 4}}}}, "/api_server/tokenizer_workers: 4"},
+      {{{"workload", {{"timeout", "5 s"}}}}, "/workload/timeout: \"5 s\""},
+      {{{"precision", {{"state", "bf16"}}}}, "/precision/state: \"bf16\""}};
+  for (const auto& [keys, noted] : asked) {
+    CHECK_THAT(launch("vllm", with(keys)), Contains(noted) && Contains("no flag here says this"));
+    CHECK_THAT(launch("vllm", with({{"api_server", {{"tokenizer_workers", 1}}}})),
+               !Contains("no flag here says this"));
+  }
+  const Json one = with({{"instances", 1}, {"request_routing", "random"}});
+  CHECK_THAT(launch("vllm", one), Contains("/request_routing: \"random\""));
+  CHECK_THAT(launch("trtllm", with({{"overlap", "two_batch"}})), Contains("/overlap: \"two_batch"));
+}
+
+TEST_CASE("the longest request of a command is the experiment's key, or that of the load") {
+  CHECK_THAT(launch("vllm", base), Contains("--max-model-len 152 "));
+  CHECK_THAT(launch("vllm", with({{"max_model_len", 4096}})),
+             Contains("--max-model-len 4096 ") && !Contains("requests of more than"));
 }
 
 TEST_CASE("two batches overlap where DeepEP is chosen; without it no engine starts so") {

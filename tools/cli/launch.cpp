@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
 
 #include <fmt/format.h>
 
+#include "hardware/find_value.hpp"
 #include "hardware/quoting.hpp"
 #include "hardware/units.hpp"
 #include "models/checkpoints.hpp"
@@ -51,6 +53,19 @@ std::int64_t max_model_len(const PoolSpec& pool) {
   return longest_of(pool) ? pool.workload.longest() + room : 0;
 }
 
+std::string role_of(const ExperimentSpec& spec, const PoolSpec& pool) {
+  return spec.pools.size() == 1 ? "" : pool.prefill_only ? "prefill" : "decode";
+}
+
+// The value of a key as the experiment has it, not its engine's preset; null where it has none.
+Json as_written(const ExperimentSpec& spec, std::string_view role, const std::string& pointer) {
+  const Json& json = spec.node.json();
+  if (!role.empty())
+    if (Json own = value_at(json, fmt::format("/pools/{}{}", role, pointer)); !own.is_null())
+      return own;
+  return value_at(json, pointer);
+}
+
 // Plan that a command can say: with AFD that of attention's GPUs, which then have the experts too.
 ParallelPlan plan_of_command(ParallelPlan plan) {
   if (!plan.afd()) return plan;
@@ -65,19 +80,27 @@ bool has_windows(const PoolSpec& pool) {
       .has_windows();
 }
 
-Server server_of(const PoolSpec& pool, const std::string& role) {
+Server server_of(const ExperimentSpec& spec, const PoolSpec& pool, const std::string& role) {
+  const Json longest = as_written(spec, role, "/max_model_len");
+  const bool graphs = !as_written(spec, role, "/cuda_graph").is_null() && !pool.graph_sizes.empty();
+  const Json& node = pool.node.json();
   return {.role = role,
           .gpus_per_node = pool.cluster.gpus_per_node,
           .has_nvfp4 = pool.cluster.gpu.dense_peak.contains(Precision::nvfp4),
+          .platform = pool.cluster.gpu.platform,
           .engine = pool.engine.substr(0, pool.engine.find(' ')),
           .parallel = plan_of_command(pool.parallel),
           .precision = pool.precision,
           .experts = pool.model.experts,
           .ffn_gpus = pool.parallel.ffn_gpus,
           .redundant_experts = redundant_experts(pool),
-          .max_model_len = max_model_len(pool),
+          .max_model_len = longest.is_null() ? max_model_len(pool) : longest.get<std::int64_t>(),
           .max_num_seqs = pool.scheduler->max_num_seqs(),
           .max_num_batched_tokens = pool.scheduler->max_num_batched_tokens(),
+          .long_prefill_tokens =
+              std::int64_t(number_at(node, "/scheduling/long_prefill_token_threshold", 0)),
+          .reserves_prompts = value_at(node, "/scheduling/reserve_full_prompt") != Json(false),
+          .largest_graph = graphs ? pool.graph_sizes.back() : 0,
           .evicts = pool.scheduler->capacity_policy() == CapacityPolicy::max_utilization,
           .drafts = pool.speculation.tokens,
           .drafts_itself = pool.speculation.has_module() && pool.model.draft_layers > 0,
@@ -86,6 +109,7 @@ Server server_of(const PoolSpec& pool, const std::string& role) {
           .prefix_caching = pool.prefix_caching,
           .has_windows = has_windows(pool),
           .keeps_all = pool.kv_cache.keeps_all,
+          .block_tokens = pool.kv_cache.block_tokens,
           .gpu_memory_utilization = pool.kv_cache.gpu_memory_utilization,
           .free_gpu_memory_fraction = pool.kv_cache.free_gpu_memory_fraction,
           .prefill_alignment = pool.prefill_alignment.type,
@@ -105,12 +129,11 @@ constexpr int most_servers = 16;
 // Groups in a row, each within a node where a node holds it.
 Fleet fleet_of(const ExperimentSpec& spec) {
   Fleet fleet;
-  const bool apart = spec.pools.size() > 1;
   int node = 0, gpu = 0, number = 0;
   int groups = 0;
   for (const PoolSpec& pool : spec.pools) groups += pool.instances;
   for (const PoolSpec& pool : spec.pools) {
-    Server server = server_of(pool, !apart ? "" : pool.prefill_only ? "prefill" : "decode");
+    Server server = server_of(spec, pool, role_of(spec, pool));
     server.alone = groups == 1;
     server.from_pipelines = spec.pools.front().parallel.pp > 1;
     for (int i = 0; i < pool.instances; ++i) {
@@ -154,12 +177,33 @@ Weights weights_of(const ServedModel& pool) {
   return in_place_of(ids.begin()->second, "none are known in the precision of the experiment");
 }
 
+// Keys that no command says, each with the value that asks for nothing.
+constexpr std::pair<const char*, const char*> untold[] = {
+    {"/expert_reselection", "null"},
+    {"/expert_buffers", "null"},
+    {"/failures", "null"},
+    {"/api_server/tokenizer_workers", "1"},
+    {"/precision/state", "\"fp32\""},
+    {"/workload/timeout", "null"},
+    {"/workload/ttft_timeout", "null"},
+    {"/workload/cancellation", "null"},
+    {"/workload/arrivals/staggered", "false"}};
+
+void note_untold(const ExperimentSpec& spec, std::string_view role, Notes& notes) {
+  for (const auto& [pointer, nothing] : untold) {
+    const Json value = as_written(spec, role, pointer);
+    if (!value.is_null() && !value.empty() && value != Json::parse(nothing))
+      notes.push_back(fmt::format("{}: {}; no flag here says this", pointer, value.dump()));
+  }
+}
+
 // Notes what no engine can be told.
 void note_common(const PoolSpec& pool, Notes& notes) {
   const auto note = [&](const char* pointer, std::string_view name, std::string_view usual) {
     if (name != usual) notes.push_back(fmt::format("{}: {}", pointer, quoted_name(name)));
   };
-  if (const std::int64_t most = max_model_len(pool); most > 0)
+  if (const std::int64_t most = max_model_len(pool);
+      most > 0 && !pool.node.json().contains("max_model_len"))
     notes.push_back(
         fmt::format("requests of more than {} tokens; those of the load are shorter", most));
   if (!pool.prefix_caching)
@@ -180,6 +224,10 @@ void note_common(const PoolSpec& pool, Notes& notes) {
   if (pool.names.scheduling == "priority")
     notes.push_back("/workload/classes: each request of a class says its priority to the engine");
   note("/rebalancing", pool.rebalancing.name(), "none");
+  if (pool.parallel.dp > 1 && pool.instances == 1)
+    note("/request_routing", pool.request_routing.name(), "round_robin");
+  if (pool.precision.experts == Precision::bf16 && pool.precision.attention != Precision::bf16)
+    note("/precision/attention", precision_names[std::size_t(pool.precision.attention)], "bf16");
   note("/token_routing/decode", decode_routing(pool), "even");
   const std::string& placement = pool.names.placement;
   if (placement != "eplb" && placement != "from_file") note("/placement", placement, "linear");
@@ -206,6 +254,16 @@ void note_dispatch(const PoolSpec& pool, const ServingEngine& engine, Notes& not
   };
   note("prefill", pool.names.prefill_dispatch);
   if (!pool.prefill_only) note("decode", pool.names.decode_dispatch);
+}
+
+void note_kv_cache(const PoolSpec& pool, const ServingEngine& engine, Notes& notes) {
+  const Precision own = pool.precision.kv_cache;
+  const std::span<const KvCacheName> known = engine.launch.kv_caches;
+  if (own == Precision::bf16 ||
+      std::ranges::find(known, own, &KvCacheName::precision) != known.end())
+    return;
+  notes.push_back(fmt::format("/precision/kv_cache: {}; {} has no flag for this precision",
+                              quoted_name(precision_names[std::size_t(own)]), engine.title));
 }
 
 void note_decode_offload(const ExperimentSpec& spec, const ServingEngine& engine, Notes& notes) {
@@ -274,7 +332,14 @@ std::string benchmark(const BenchCommand& bench, const PoolSpec& pool, const std
   const Arrivals& arrivals = *pool.workload.arrivals;
   const double rate = arrivals.rate();
   const std::int64_t many = arrivals.in_flight(pool.ranks());
-  if (rate > 0) command.add("--request-rate", number_text(rate));
+  if (rate > 0) command.add("--request-rate", fmt::format("{:.4g}", rate));
+  if (const double shape = arrivals.burstiness(); rate > 0 && shape != 1) {
+    constexpr double equal_gaps = 1e6;
+    if (bench.burstiness.empty())
+      notes.push_back("/workload/arrivals: gaps of another shape; this benchmark's are Poisson");
+    else
+      command.add(bench.burstiness, fmt::format("{:.4g}", std::min(shape, equal_gaps)));
+  }
   if (many > 0) command.add("--max-concurrency", many);
   if (rate == 0 && many == 0) notes.push_back("/workload/arrivals: give the benchmark a rate");
   command.add("--num-prompts", pool.workload.requests);
@@ -414,6 +479,8 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
   for (const PoolSpec& pool : spec.pools) {
     note_common(pool, notes);
     note_dispatch(pool, *row, notes);
+    note_kv_cache(pool, *row, notes);
+    note_untold(spec, role_of(spec, pool), notes);
     note_afd(pool, *row, notes);
   }
   note_decode_offload(spec, *row, notes);

@@ -26,7 +26,7 @@ inline void add_engine_options(CLI::App& command, ServingQuestion& question) {
   std::vector<std::string> engines(engine_names().begin(), engine_names().end());
   engines.emplace_back("none");
   option(command, "--engine", question.engine,
-         "engine whose defaults and measured kernels are used, or none", CLI::IsMember(engines),
+         "engine whose defaults are used, on measured kernels; or none", CLI::IsMember(engines),
          default_shown);
   command.add_option("--precision", question.precision,
                      "of weights, e.g. fp8; nvfp4/fp8: of experts, then of all others (default: as "
@@ -100,8 +100,8 @@ struct ServingOptions {
          {std::pair{model.empty(), "--model"}, std::pair{no_gpus, "--gpu or --cluster"},
           std::pair{no_load, "--concurrency or --rate"}}) {
       if (missing)
-        throw ConfigError(fmt::format(
-            "{} is missing; without CONFIG an experiment needs a model, GPUs and a load", names));
+        throw ConfigError(
+            "{} is missing; without CONFIG an experiment needs a model, GPUs and a load", names);
     }
   }
 };

@@ -37,11 +37,11 @@ Json resized(const ConfigNode& like, const std::string& gpu, int gpus) {
   Json cluster = like.json();
   const int per_node = std::min(gpus, cluster.at("gpus_per_node").get<int>());
   if (gpus % per_node != 0) {
-    throw ConfigError(fmt::format("{} GPUs: a node holds {} {}; use a multiple of {}", gpus,
-                                  per_node, gpu, per_node));
+    throw ConfigError("{} GPUs: a node holds {} {}; use a multiple of {}", gpus, per_node, gpu,
+                      per_node);
   }
   const bool rack = cluster.at("scale_up_domain") > cluster.at("gpus_per_node");
-  cluster["name"] = fmt::format("{} x {}", gpus, gpu);
+  cluster["name"] = fmt::format("{} x {}", gpus, std::filesystem::path(gpu).stem().string());
   cluster["gpu"] = gpu;
   cluster["gpus_per_node"] = per_node;
   cluster["nodes"] = gpus / per_node;
@@ -54,8 +54,10 @@ Json resized(const ConfigNode& like, const std::string& gpu, int gpus) {
 
 Json cluster_of(const std::string& gpu, int gpus, std::string& remark) {
   const ConfigNode named(gpu, experiment_file, "/gpu");
-  if (!shipped_file(Shipped::gpu, gpu)) named_or_inline(named, Shipped::gpu);  // says what there is
-  const std::string name = shipped_file(Shipped::gpu, gpu)->stem().string();
+  const auto known = shipped_file(Shipped::gpu, gpu);
+  if (!known) named_or_inline(named, Shipped::gpu);  // a file; or says what there is
+  const std::string name =
+      known ? known->stem().string() : std::filesystem::absolute(gpu).lexically_normal().string();
   std::optional<ConfigNode> like;
   for (const std::string& cluster : shipped_names(Shipped::cluster)) {
     const ConfigNode file = shipped_cluster(cluster);
@@ -106,7 +108,7 @@ Json precision_of(const ServingQuestion& question, const MoeModel& model,
     try {
       return read();
     } catch (const ConfigError& error) {
-      throw ConfigError(fmt::format("{}: {}", option, error.what()));
+      throw ConfigError("{}: {}", option, error.what());
     }
   };
   if (!question.precision.empty()) {
@@ -169,9 +171,7 @@ Json base_deployment(const ServingQuestion& question, const MoeModel& model,
 }
 
 std::string settle_checkpoint(ServingQuestion& question) {
-  const auto name_of = [](Precision p) {
-    return std::string(precision_names[static_cast<std::size_t>(p)]);
-  };
+  const auto name_of = [](Precision p) { return std::string(precision_names[at(p)]); };
   const auto zoo = [](const std::string& name) {
     return read_checkpoints(ConfigNode::from_file(*shipped_file(Shipped::model, name)));
   };
@@ -199,21 +199,21 @@ std::string settle_checkpoint(ServingQuestion& question) {
 }
 
 int tokens_of_option(const std::string& option, const std::string& text) {
-  constexpr int most = 1 << 20, k = 1024;
+  constexpr int most = 1 << 24, k = 1 << 10, m = 1 << 20;
   const bool thousands = text.ends_with('k') || text.ends_with('K');
-  const std::string number = text.substr(0, text.size() - (thousands ? 1 : 0));
+  const bool millions = text.ends_with('m') || text.ends_with('M');
+  const std::string number = text.substr(0, text.size() - (thousands || millions ? 1 : 0));
   double value = 0;
   try {
     std::size_t read = 0;
-    value = std::stod(number, &read) * (thousands ? k : 1);
+    value = std::stod(number, &read) * (thousands ? k : millions ? m : 1);
     if (read != number.size()) value = 0;
   } catch (const std::logic_error&) {
     value = 0;
   }
   if (!(value >= 1 && value <= most) || value != std::floor(value)) {
-    throw ConfigError(
-        fmt::format("{}: {} is not a number of tokens; expected 1 to {}, or e.g. 4k for 4096",
-                    option, text, most));
+    throw ConfigError("{}: {} is not a number of tokens; expected 1 to {}, or e.g. 4k for 4096",
+                      option, text, most);
   }
   return static_cast<int>(value);
 }

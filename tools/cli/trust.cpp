@@ -94,11 +94,13 @@ Subject subject_of(const Json& config) {
   Json file = *cluster;
   if (file.is_string()) {
     const auto shipped = shipped_file(Shipped::cluster, file.get<std::string>());
-    if (!shipped) return subject;
-    file = ConfigNode::from_file(*shipped).json();
+    const std::filesystem::path path = shipped ? *shipped : file.get<std::filesystem::path>();
+    if (!std::filesystem::exists(path)) return subject;
+    file = ConfigNode::from_file(path).json();
   }
-  if (const std::string gpu = text_at(file, "/gpu"); !gpu.empty())
-    subject.gpu = plain_name(std::filesystem::path(gpu).stem().string());
+  for (const char* place : {"/gpu", "/gpu/name"})
+    if (const std::string gpu = text_at(file, place); !gpu.empty())
+      subject.gpu = plain_name(std::filesystem::path(gpu).stem().string());
   return subject;
 }
 

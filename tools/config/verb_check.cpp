@@ -13,6 +13,7 @@
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/plan/session_plan.hpp"
+#include "traces/requests/lengths.hpp"
 
 namespace moesim {
 
@@ -132,6 +133,31 @@ OrderedJson pool_json(const Deployment& e) {
   return json;
 }
 
+// Remark on a KV cache that is too small for the longest request of the load, or for one of
+// "max_model_len" tokens.
+std::string remark_on_room(const Deployment& e, bool limit_is_given) {
+  const Request longest = e.workload.lengths->longest();
+  const std::int64_t chunk = e.scheduler->max_num_batched_tokens();
+  const auto blocks = [&](std::int64_t tokens) {
+    return e.kv_layout.blocks_at_most(tokens, chunk);
+  };
+  const auto text = [&](std::string_view what, std::int64_t tokens, std::string_view then) {
+    return fmt::format("{} of {} tokens needs {} KV blocks, a rank has {}: {}", what, tokens,
+                       blocks(tokens), e.memory.kv_blocks, then);
+  };
+  const std::int64_t computed =
+      std::int64_t{longest.prompt_tokens} +
+      (e.prefill_only ? 0 : longest.output_tokens - 1 + e.speculation.tokens);
+  if (longest.prompt_tokens > 0 && blocks(computed) > e.memory.kv_blocks)
+    return text("the longest request", computed,
+                "such a request is rejected; use more GPUs or shorter lengths");
+  if (limit_is_given && e.engine.starts_with("vllm") &&
+      blocks(e.max_model_len) > e.memory.kv_blocks)
+    return text("a request", e.max_model_len,
+                "vLLM does not start so; give a shorter \"max_model_len\"");
+  return "";
+}
+
 OrderedJson to_json(const Experiment& experiment) {
   const Deployment& e = experiment.decode();
   const ParameterCount parameters = count_parameters(e.model);
@@ -170,6 +196,8 @@ Action setup_check(CLI::App& command) {
     OrderedJson json{{"file", config.file().string()}, {"valid", true}};
     const auto check_one = [&](const ConfigNode& one) {
       const Experiment experiment = remarks.say_of(load_experiment(one, traces));
+      for (const Deployment& pool : experiment.pools)
+        remarks.say(remark_on_room(pool, one.json().contains("max_model_len")));
       text += text_of(experiment, one.json().contains("precision"));
       return to_json(experiment);
     };

@@ -115,7 +115,7 @@ Traces resampled(Traces traces, std::uint64_t seed, int draw) {
 OrderedJson intervals(const ConfigNode& config, int runs,
                       const std::function<void(int)>& finished) {
   const std::uint64_t seed = config.json().value("seed", std::uint64_t{1});
-  std::vector<Report> reports(static_cast<std::size_t>(runs));
+  std::vector<Report> reports(at(runs));
   std::mutex mutex;
   int done = 0;
   tbb::parallel_for(0, runs, [&](int i) {
@@ -125,7 +125,7 @@ OrderedJson intervals(const ConfigNode& config, int runs,
     ExperimentSpec spec = read_spec(ConfigNode(std::move(json), config.file()));
     const Traces drawn = resampled(traces.open(spec), spec.pools.back().seed, i);
     for (PoolSpec& pool : spec.pools) resample_hardware(pool, i);
-    reports[static_cast<std::size_t>(i)].metrics = run(deploy(spec, drawn)).metrics;
+    reports[at(i)].metrics = run(deploy(spec, drawn)).metrics;
     const std::lock_guard lock(mutex);
     finished(++done);
   });

@@ -130,9 +130,8 @@ void refuse_options_of_one_run(const RunOptions& options) {
       {"--intervals", options.intervals}};
   for (const auto& [option, given] : of_one_run) {
     if (!given) continue;
-    throw ConfigError(fmt::format(
-        "{}: is of one deployment, and the config has several; name one with --deployment",
-        option));
+    throw ConfigError(
+        "{}: is of one deployment, and the config has several; name one with --deployment", option);
   }
 }
 
@@ -232,7 +231,7 @@ int say_launch(const RunOptions& options, const ConfigNode& config) {
 }
 
 int run_experiment(const RunOptions& options) {
-  const auto threads = static_cast<std::size_t>(threads_of(options.threads));
+  const auto threads = at(threads_of(options.threads));
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
   for (const auto& file : {options.report, options.profile, options.requests}) {
     require_writable(file);
@@ -275,9 +274,10 @@ int run_experiment(const RunOptions& options) {
   if (!options.profile.empty()) write_file(options.profile, profile.dump(1) + "\n");
   files.finish(experiment.decode());
   if (!options.report.empty()) write_file(options.report, json);
-  print(options.json ? json : text + trust_of(document, experiment));
+  const bool none = all_rejected(report.metrics);
+  print(options.json ? json : text + (none ? "" : trust_of(document, experiment)));
   if (!options.launch.empty()) print("\n" + launch_text(options.launch, read_spec(config)));
-  return all_rejected(report.metrics) ? 3 : 0;
+  return none ? 3 : 0;
 }
 
 }  // namespace

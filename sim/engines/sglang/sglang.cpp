@@ -62,7 +62,11 @@ bool balances(const Server& s) {
 }
 
 // SGLang's share is that of weights and KV cache alone; vLLM's is of all that the GPU holds.
-bool has_own_share(const Server& s) { return s.engine == "sglang"; }
+bool has_own_share(const Server& s) { return s.engine == "sglang" && !s.free_gpu_memory_fraction; }
+
+// srt/arg_groups, model@0481724.
+constexpr KvCacheName kv_caches[] = {
+    {Precision::fp8, "fp8_e4m3"}, {Precision::nvfp4, "fp4_e2m1"}, {Precision::mxfp4, "fp4_e2m1"}};
 
 std::string drafts(const Server& s) {
   return fmt::format(
@@ -113,11 +117,15 @@ constexpr Flag flags[] = {
     {"--ep-size", [](const Server& s) { return value_if(s.spreads_experts(), s.parallel.ep); },
      parallel},
     {"--moe-a2a-backend deepep --deepep-mode",
-     [](const Server& s) { return value_if(!deepep_mode(s).empty(), deepep_mode(s)); }, parallel},
+     [](const Server& s) {
+       return value_if(!deepep_mode(s).empty() && s.platform != "rocm", deepep_mode(s));
+     },
+     parallel},
     {"--moe-a2a-backend",
      [](const Server& s) {
        const bool one_sided = s.decode_dispatch == "one_sided" && s.parallel.dp > 1;
        if (runs_mega_moe(s)) return value_of("deepep");
+       if (!deepep_mode(s).empty() && s.platform == "rocm") return value_of("mori");
        return value_if(s.spreads_experts() && one_sided, "flashinfer");
      },
      parallel},
@@ -162,9 +170,11 @@ constexpr Flag flags[] = {
     {"--mem-fraction-static",
      [](const Server& s) { return value_if(has_own_share(s), s.gpu_memory_utilization); },
      schedule},
-    {"--kv-cache-dtype",
-     [](const Server& s) { return value_if(s.precision.kv_cache == Precision::fp8, "fp8_e4m3"); },
+    {"--kv-cache-dtype", [](const Server& s) { return kv_cache_name(kv_caches, s); }, schedule},
+    {"--page-size", [](const Server& s) { return value_if(s.block_tokens != 16, s.block_tokens); },
      schedule},
+    {"--cuda-graph-max-bs",
+     [](const Server& s) { return value_if(s.largest_graph > 0, s.largest_graph); }, schedule},
     {"--disable-radix-cache", [](const Server& s) { return alone_if(!s.prefix_caching); },
      schedule},
     {"--disable-hybrid-swa-memory",
@@ -252,17 +262,22 @@ constexpr BenchName bench_names[] = {{"total_throughput", "total_token_throughpu
 constexpr ImageVersion images[] = {
     {"2026-03-15", "0.5.10"}, {"2026-01-15", "0.5.8"}, {"2025-11-10", "0.5.5"}, {"", "0.5.3"}};
 
+constexpr std::string_view platforms[] = {"cuda", "rocm", "npu"};
+
 }  // namespace
 
 ServingEngine sglang_engine() {
   return {.name = "sglang",
           .title = "SGLang",
           .preset = embedded::sglang(),
+          .platforms = platforms,
+          .unfit = [](const ParallelPlan&) { return std::string(); },
           .next_graph_size = next_graph_size,
           .prompts_first = true,
           .launch = {.program = program,
                      .flags = flags,
                      .dispatches = dispatches,
+                     .kv_caches = kv_caches,
                      .notes = notes_of,
                      .on_nodes = on_nodes,
                      .router = router,

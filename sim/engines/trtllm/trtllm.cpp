@@ -38,16 +38,25 @@ std::string load_balancer(const Server& s) {
                      s.experts + s.redundant_experts);
 }
 
+constexpr KvCacheName kv_caches[] = {{Precision::fp8, "fp8"}, {Precision::nvfp4, "nvfp4"}};
+
+std::string kv_cache_config(const Server& s) {
+  std::string text = fmt::format("enable_block_reuse: {}", s.prefix_caching);
+  if (const auto name = kv_cache_name(kv_caches, s)) text += fmt::format(", dtype: {}", *name);
+  if (s.block_tokens != 16) text += fmt::format(", tokens_per_block: {}", s.block_tokens);
+  return fmt::format("{{{}}}", text);
+}
+
 OptionsFile options(const Server& s) {
   std::string text;
   const auto add = [&](bool wanted, const char* key, const auto& value) {
     if (wanted) text += fmt::format("{}: {}\n", key, value);
   };
-  const bool fp8 = s.precision.kv_cache == Precision::fp8;
   add(true, "enable_attention_dp", s.parallel.dp > 1);
   add(true, "enable_chunked_prefill", mixes_chunks(s));
-  add(true, "kv_cache_config",
-      fmt::format("{{enable_block_reuse: {}{}}}", s.prefix_caching, fp8 ? ", dtype: fp8" : ""));
+  add(true, "kv_cache_config", kv_cache_config(s));
+  add(s.largest_graph > 0, "cuda_graph_config",
+      fmt::format("{{max_batch_size: {}}}", s.largest_graph));
   // llmapi/reference/MoeConfig.html, 1.3.0rc27.
   const std::string_view experts = runs_mega_moe(s) ? "MEGAMOE_DEEPGEMM" : balanced_backend(s);
   if (starts_from_file(s) || balances(s)) {
@@ -107,14 +116,19 @@ std::string program(const Server& s) {
   return text + "trtllm-serve ";
 }
 
+std::string unfit(const ParallelPlan& plan) {
+  if (plan.dp == 1 || plan.tp == 1) return "";
+  return fmt::format(
+      "/parallel: dp {} x tp {}; TensorRT-LLM's attention is either data or tensor "
+      "parallel",
+      plan.dp, plan.tp);
+}
+
 Notes notes_of(const Server& s) {
   Notes notes;
   const ParallelPlan& plan = s.parallel;
-  if (plan.dp > 1 && plan.tp > 1)
-    notes.push_back(
-        fmt::format("/parallel: dp {} x tp {}; TensorRT-LLM's attention is either data "
-                    "or tensor parallel: data parallel over all is taken",
-                    plan.dp, plan.tp));
+  if (const std::string why = unfit(plan); !why.empty())
+    notes.push_back(why + ": data parallel over all is taken");
   if (plan.pcp > 1)
     notes.push_back(fmt::format(
         "/parallel/pcp: {}; TensorRT-LLM has no context parallelism of this form", plan.pcp));
@@ -126,14 +140,15 @@ Notes notes_of(const Server& s) {
   if (starts_from_file(s) && form != ".yaml" && form != ".yml")
     notes.push_back(other_form(s.placement_file, "trtllm"));
   if (s.has_windows && !s.keeps_all)
-    notes.push_back(
+    notes.emplace_back(
         "/kv_cache/disable_hybrid_kv_cache_manager: false; TensorRT-LLM keeps every token unless "
         "kv_cache_config has the windows of all layers as max_attention_window");
   if (balances(s)) note_balancer(s, "of one layer in each step", notes);
+  if (s.two_batches) notes.push_back("/overlap: \"two_batch\"; TensorRT-LLM has no such overlap");
   note_waterfill(s, false, notes);
   note_alignment(s, {"trtllm_balance"}, notes);
   if (!s.free_gpu_memory_fraction)
-    notes.push_back(
+    notes.emplace_back(
         "/kv_cache/gpu_memory_utilization: TensorRT-LLM's fraction is of the memory "
         "that weights leave free; TensorRT-LLM takes its default");
   return notes;
@@ -141,7 +156,7 @@ Notes notes_of(const Server& s) {
 
 std::string router(const Fleet& fleet, Notes& notes) {
   if (!fleet.apart()) {
-    notes.push_back(
+    notes.emplace_back(
         "/instances: TensorRT-LLM has no router; put one on port 8000 that shares "
         "requests of the OpenAI API among these servers");
     return "";
@@ -173,6 +188,8 @@ constexpr ImageVersion images[] = {{"", "1.1.0"}};
 constexpr CarriedVersion carried[] = {
     {"0.6.", "1.1.0rc5"}, {"0.7.", "1.2.0rc3"}, {"0.8.", "1.2.0rc6"}, {"0.9.", "1.3.0rc1"}};
 
+constexpr std::string_view platforms[] = {"cuda"};
+
 }  // namespace
 
 ServingEngine trtllm_engine() {
@@ -180,10 +197,13 @@ ServingEngine trtllm_engine() {
       .name = "trtllm",
       .title = "TensorRT-LLM",
       .preset = embedded::trtllm(),
+      .platforms = platforms,
+      .unfit = unfit,
       .next_graph_size = next_graph_size,
       .launch = {.program = program,
                  .flags = flags,
                  .dispatches = dispatches,
+                 .kv_caches = kv_caches,
                  .notes = notes_of,
                  .options = options,
                  .router = router,
@@ -191,7 +211,8 @@ ServingEngine trtllm_engine() {
                  .benchmark = {.program = "python3 -m tensorrt_llm.serve.scripts.benchmark_serving "
                                           "--backend openai --model ",
                                .random_ids = "--random-ids",
-                               .to_the_end = "--ignore-eos"},
+                               .to_the_end = "--ignore-eos",
+                               .burstiness = "--burstiness"},
                  .image = "nvcr.io/nvidia/tensorrt-llm/release"},
       .images = images,
       .carried = carried};

@@ -49,7 +49,9 @@ bool balances(const Server& s) {
 }
 
 // An experiment without an engine means its share of memory as vLLM does.
-bool has_own_share(const Server& s) { return s.engine.empty() || s.engine == "vllm"; }
+bool has_own_share(const Server& s) {
+  return (s.engine.empty() || s.engine == "vllm") && !s.free_gpu_memory_fraction;
+}
 
 // NixlConnector knows no pipeline stages; the one that pushes takes them from prefill workers
 // (vLLM's pull request 45880, merged in July 2026; issue 52913).
@@ -57,6 +59,12 @@ std::string kv_transfer(const Server& s) {
   return fmt::format(R"('{{"kv_connector":"{}","kv_role":"kv_both"}}')",
                      s.from_pipelines ? "NixlPushConnector" : "NixlConnector");
 }
+
+// vllm/config/cache.py@002f10e.
+constexpr KvCacheName kv_caches[] = {{Precision::fp8, "fp8"},
+                                     {Precision::nvfp4, "nvfp4"},
+                                     {Precision::int8, "int8_per_token_head"},
+                                     {Precision::int4, "int4_per_token_head"}};
 
 constexpr std::string_view arguments = "vllm/engine/arg_utils.py@09155ae, November 2026";
 constexpr std::string_view parallel = "vllm/config/parallel.py@00193b8, November 2026";
@@ -98,8 +106,10 @@ constexpr Flag flags[] = {
      [](const Server& s) {
        const Backend backend = backend_of(s);
        if (backend.one_sided) return value_of("flashinfer_nvlink_one_sided");
+       // ROCm has MoRI in DeepEP's place (vllm#28664).
        return value_if(backend.deep_ep,
-                       backend.low_latency ? "deepep_low_latency" : "deepep_high_throughput");
+                       fmt::format("{}_{}", s.platform == "rocm" ? "mori" : "deepep",
+                                   backend.low_latency ? "low_latency" : "high_throughput"));
      },
      parallel},
     {"--moe-backend",
@@ -114,6 +124,13 @@ constexpr Flag flags[] = {
     {"--max-num-seqs", [](const Server& s) { return value_of(s.max_num_seqs); }, arguments},
     {"--max-num-batched-tokens",
      [](const Server& s) { return value_of(backend_of(s).most_tokens); }, arguments},
+    {"--long-prefill-token-threshold",
+     [](const Server& s) { return value_if(s.long_prefill_tokens > 0, s.long_prefill_tokens); },
+     arguments},
+    {"--no-scheduler-reserve-full-isl",
+     [](const Server& s) { return alone_if(!s.reserves_prompts); }, arguments},
+    {"--max-cudagraph-capture-size",
+     [](const Server& s) { return value_if(s.largest_graph > 0, s.largest_graph); }, arguments},
     {"--prefill-schedule-interval",
      [](const Server& s) {
        return alignment_option(s, "vllm_interval", "prefill_schedule_interval");
@@ -126,8 +143,8 @@ constexpr Flag flags[] = {
     {"--gpu-memory-utilization",
      [](const Server& s) { return value_if(has_own_share(s), s.gpu_memory_utilization); },
      arguments},
-    {"--kv-cache-dtype",
-     [](const Server& s) { return value_if(s.precision.kv_cache == Precision::fp8, "fp8"); },
+    {"--kv-cache-dtype", [](const Server& s) { return kv_cache_name(kv_caches, s); }, arguments},
+    {"--block-size", [](const Server& s) { return value_if(s.block_tokens != 16, s.block_tokens); },
      arguments},
     {"--no-enable-prefix-caching", [](const Server& s) { return alone_if(!s.prefix_caching); },
      arguments},
@@ -157,13 +174,16 @@ std::string program(const Server& s) {
   return variables + "vllm serve ";
 }
 
+// The group of experts is that of all GPUs of a stage (distributed/parallel_state.py).
+std::string unfit(const ParallelPlan& plan) {
+  if (plan.ep == 1 || plan.ep >= plan.stage_gpus() || plan.afd()) return "";
+  return fmt::format("/parallel/ep: {} of {} GPUs; vLLM spreads experts over all of them", plan.ep,
+                     plan.stage_gpus());
+}
+
 void note_experts(const Server& s, Notes& notes) {
   if (!s.spreads_experts()) return;
-  const ParallelPlan& plan = s.parallel;
-  if (plan.ep < plan.stage_gpus())
-    notes.push_back(
-        fmt::format("/parallel/ep: {} of {} GPUs; vLLM spreads experts over all of them", plan.ep,
-                    plan.stage_gpus()));
+  if (std::string why = unfit(s.parallel); !why.empty()) notes.push_back(std::move(why));
   if (!s.placement_file.empty())
     notes.push_back("/placement/file: vLLM makes its own placement from the load it sees");
   if (balances(s))
@@ -179,6 +199,8 @@ void note_backend(const Server& s, Notes& notes) {
     notes.push_back(fmt::format(
         "/scheduling/max_num_batched_tokens: {}; DeepEP's low-latency buffers hold {} here",
         s.max_num_batched_tokens, backend.most_tokens));
+  if (backend.most_tokens < s.max_num_seqs)
+    notes.push_back(few_tokens("vLLM", s.max_num_batched_tokens, s.max_num_seqs));
   if (!s.spreads_experts() || s.parallel.dp == 1) return;
   if (dispatch_of(s) == "low_latency" && !backend.low_latency)
     notes.push_back(
@@ -242,22 +264,29 @@ std::int32_t next_graph_size(std::int32_t size) {
 constexpr ImageVersion images[] = {
     {"2026-02-01", "0.19.0"}, {"2025-11-30", "0.11.2"}, {"", "0.10.2"}};
 
+constexpr std::string_view platforms[] = {"cuda", "rocm", "tpu", "npu", "neuron"};
+
 }  // namespace
 
 ServingEngine vllm_engine() {
   return {.name = "vllm",
           .title = "vLLM",
           .preset = embedded::vllm(),
+          .platforms = platforms,
+          .unfit = unfit,
           .next_graph_size = next_graph_size,
+          .steps_hold_all_sequences = true,  // vllm/config/scheduler.py, verify_max_model_len
           .launch = {.program = program,
                      .flags = flags,
                      .dispatches = dispatches,
+                     .kv_caches = kv_caches,
                      .notes = notes_of,
                      .on_nodes = on_nodes,
                      .router = router,
                      // benchmarks/serve.py@009e6d4
                      .benchmark = {.program = "vllm bench serve --model ",
-                                   .to_the_end = "--ignore-eos"},
+                                   .to_the_end = "--ignore-eos",
+                                   .burstiness = "--burstiness"},
                      .image = "vllm/vllm-openai",
                      .tag_before = "v",
                      // afd-plugin for vLLM 0.26, November 2026

@@ -102,7 +102,7 @@ std::span<const Key> eldr_router_keys() {
   static constexpr Key keys[] = {
       admission_key,
       {"band", form::number(0, 2), "0.1",
-       "cosine by which a group's centroid may be less like a request than the best"},
+       "cosine that a group may be behind the group most like the request"},
       {"profile", form::integer(1, 1e5), "256", "first requests of a run, which are clustered"}};
   return keys;
 }
