@@ -74,7 +74,6 @@ def main():
                 print(f"FAILED: no file of {policies.relative_to(root)} defines {maker}")
                 failures += 1
                 continue
-            declaration = re.search(rf"^[^\n/]*\b{maker}\([^;]*\);", table, re.M)
             row = whole_row(table, start)
             # The table may keep more of a policy than its entry.
             if table[start - 1] == "{" and re.match(r"\s*,\s*[a-z]", table[start + len(row):]):
@@ -82,8 +81,9 @@ def main():
                 start -= 1
             copied = re.sub(rf"\b{maker}\b", "make_recipe", row).replace(f'"{policy}"', '"recipe"', 1)
             added = table[:start] + copied + ",\n" + table[start:]
-            added = added.replace(declaration.group(0), declaration.group(0) + "\n" +
-                                  declaration.group(0).replace(maker, "make_recipe"), 1)
+            # Makers are declared in one list, or each by itself.
+            added = re.sub(rf"\b{maker}\b(?=[,;])", f"{maker}, make_recipe", added, count=1)
+            added = re.sub(rf"^([^\n/]*)\b{maker}(\([^;]*\);)", rf"\1{maker}\2\n\1make_recipe\2", added, count=1, flags=re.M)
             where = work / policies.relative_to(root).parent
             (where / "policies").mkdir(parents=True)
             new = where / "policies/recipe.cpp"

@@ -530,6 +530,7 @@ TEST_CASE("a mixture's bytes are those of its parts, and an experiment can say i
   const Json fp8 = Json::parse(nvfp4_but(R"(["re:model\\.layers\\.0\\.mlp\\..*"])"));
   Json json = tiny_experiment({{"model", nullptr}, {"precision", nullptr}});
   json["model"] = qwen({{"quantization_config", fp8}});
+  json["cluster"] = "../hardware/clusters/b200x8.json";  // which multiplies nvfp4
   const Experiment mixed = load(json);
   const ParallelPlan& plan = mixed.decode().parallel;
   const MoeModel& model = mixed.decode().model;

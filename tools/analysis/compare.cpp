@@ -49,7 +49,7 @@ void erase_at(Json& config, const std::string& pointer) {
   const Json::json_pointer place(pointer);
   Json& holder = config.at(place.parent_pointer());
   if (holder.is_array()) {
-    holder.at(static_cast<std::size_t>(std::stoul(place.back()))) = nullptr;
+    holder.at(at(std::stoul(place.back()))) = nullptr;
   } else {
     holder.erase(place.back());
   }
@@ -131,12 +131,12 @@ std::string list(const std::set<std::string>& texts) {
     if (values.empty()) {
       std::set<std::string> axes;
       for (const Axis& axis : sweep.axes) axes.insert(axis.pointer);
-      throw ConfigError(fmt::format("{}: no finished point has it; the sweep varies {}",
-                                    setting.pointer, list(axes)));
+      throw ConfigError("{}: no finished point has it; the sweep varies {}", setting.pointer,
+                        list(axes));
     }
     there += fmt::format("; of {} there is {}", setting.pointer, list(values));
   }
-  throw ConfigError(fmt::format("no finished point has {}{}", describe(settings), there));
+  throw ConfigError("no finished point has {}{}", describe(settings), there);
 }
 
 // Text of how the first baseline point differs from the candidate most like it.
@@ -155,10 +155,10 @@ std::string differences(const std::vector<Group>& groups) {
 
 const StoredPoint& only(const std::vector<const StoredPoint*>& points, Settings settings) {
   if (points.size() == 1) return *points.front();
-  throw ConfigError(fmt::format(
+  throw ConfigError(
       "{} points have {} and are equal in everything that is not compared ({} and {}); say more "
       "about them",
-      points.size(), describe(settings), points[0]->config_hash, points[1]->config_hash));
+      points.size(), describe(settings), points[0]->config_hash, points[1]->config_hash);
 }
 
 PointPair pair_of(const StoredPoint& baseline, const StoredPoint& candidate) {
@@ -290,8 +290,7 @@ Setting parse_setting(std::string_view text) {
     }
   } catch (const Json::exception&) {
   }
-  throw ConfigError(
-      fmt::format("{}: expected /pointer=value, e.g. /token_routing/decode=metro", text));
+  throw ConfigError("{}: expected /pointer=value, e.g. /token_routing/decode=metro", text);
 }
 
 std::vector<Setting> parse_settings(const std::vector<std::string>& texts) {
@@ -365,10 +364,10 @@ Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candida
     comparison.pairs.back().point = point_of.emplace(without.dump(), point_of.size()).first->second;
   }
   if (rests.empty()) {
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{} points have {}, {} have {}, but no two are equal in everything else: those most alike "
         "differ in {}; sweep both sides over the same values there, or name it on both sides",
-        matched[0], describe(baseline), matched[1], describe(candidate), differences(groups)));
+        matched[0], describe(baseline), matched[1], describe(candidate), differences(groups));
   }
   add_settings(comparison, sweep.axes, rests);
   for (std::size_t m = 0; m < compared_metrics.size(); ++m)
@@ -499,9 +498,9 @@ Limit parse_limit(std::string_view text) {
   const double bound = std::strtod(number.c_str(), &end);
   if (number.empty() || *end != '\0' || !std::isfinite(bound)) {
     throw ConfigError(
-        fmt::format("--fail-if \"{}\": expected METRIC < NUMBER or METRIC > NUMBER, e.g. "
-                    "\"total_token_throughput < 0.98\"",
-                    text));
+        "--fail-if \"{}\": expected METRIC < NUMBER or METRIC > NUMBER, e.g. "
+        "\"total_token_throughput < 0.98\"",
+        text);
   }
   const std::string name = trimmed(text.substr(0, sign));
   std::vector<std::string_view> names;
@@ -509,19 +508,19 @@ Limit parse_limit(std::string_view text) {
   const auto found = std::ranges::find(names, name);
   if (found == names.end()) {
     const std::string_view nearest = nearest_name(name, names);
-    throw ConfigError(fmt::format("--fail-if \"{}\": unknown metric \"{}\"; {}", text, name,
-                                  nearest.empty() ? "one of: " + join_names(names)
-                                                  : fmt::format("did you mean \"{}\"?", nearest)));
+    throw ConfigError("--fail-if \"{}\": unknown metric \"{}\"; {}", text, name,
+                      nearest.empty() ? "one of: " + join_names(names)
+                                      : fmt::format("did you mean \"{}\"?", nearest));
   }
-  return {static_cast<std::size_t>(found - names.begin()), text[sign] == '<', bound};
+  return {at(found - names.begin()), text[sign] == '<', bound};
 }
 
 std::optional<std::string> violation(const Comparison& comparison, const Limit& limit) {
   const std::string_view name = compared_metrics[limit.metric].name;
   const std::optional<double> ratio = comparison.summary[limit.metric].ratio;
   if (!ratio) {
-    throw ConfigError(fmt::format(
-        "--fail-if: no pair has {}, so it cannot be judged; name another metric", name));
+    throw ConfigError("--fail-if: no pair has {}, so it cannot be judged; name another metric",
+                      name);
   }
   if (limit.below ? *ratio >= limit.bound : *ratio <= limit.bound) return std::nullopt;
   return fmt::format("{}: candidate / baseline is {:.4f}, {} {} (geometric mean of {} pairs)", name,

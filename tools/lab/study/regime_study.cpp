@@ -39,8 +39,7 @@ RegimeStudy::Named read_named(const ConfigNode& node) {
       const ConfigNode set = reader.child(name);
       if (!set.json().is_object()) set.fail("expected {\"/pointer\": value}");
       for (const auto& [pointer, value] : set.json().items()) {
-        if (!pointer.starts_with('/'))
-          set.fail(fmt::format("\"{}\" is not a JSON pointer", pointer));
+        if (!pointer.starts_with('/')) set.fail("\"{}\" is not a JSON pointer", pointer);
         settings[pointer] = value;
       }
       named.emplace_back(name, std::move(settings));
@@ -74,8 +73,7 @@ void set(Json& config, const RegimeStudy::Settings& settings, const std::filesys
     try {
       config[Json::json_pointer(pointer)] = value;
     } catch (const Json::exception&) {
-      throw ConfigError(
-          fmt::format("{}: there is no place {} to set a value at", file.string(), pointer));
+      throw ConfigError("{}: there is no place {} to set a value at", file.string(), pointer);
     }
   }
 }

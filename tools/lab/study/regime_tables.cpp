@@ -39,9 +39,7 @@ std::vector<Panel> panels_of(const RegimeStudy& study) {
   return panels;
 }
 
-std::string kind_name(StepKind kind) {
-  return std::string(step_kind_names[static_cast<std::size_t>(kind)]);
-}
+std::string kind_name(StepKind kind) { return std::string(step_kind_names[at(kind)]); }
 
 std::string heading_of(const RegimeStudy& study, const Panel& panel) {
   std::vector<std::string> parts{study.cases[panel.of_case].first};
@@ -331,7 +329,7 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
   std::string drawing;  // axes are named at the edge
   for (int i = 0; i < drawn; ++i)
     drawing += fmt::format("set xlabel {}\nset ylabel {}\n{}", i + columns < drawn ? "''" : "ARG2",
-                           i % columns > 0 ? "''" : "ARG3", panels[static_cast<std::size_t>(i)]);
+                           i % columns > 0 ? "''" : "ARG3", panels[at(i)]);
   const std::size_t key_lines = (policies + 1) / 2;
   const double height = panel_height * std::max(1.0, smallest_panel * lines);
   const double bottom = line_height * double(key_lines + 4) / height;

@@ -46,7 +46,7 @@ void add_tables(const KernelTables& tables, std::vector<PriceConstant>& constant
                            [table, evidence = evidence](Deployment& pool, double factor) {
                              TableFactors factors;
                              factors[table->name].fill(1);
-                             factors[table->name][static_cast<std::size_t>(evidence)] = factor;
+                             factors[table->name][at(evidence)] = factor;
                              pool.each_cluster([&](ClusterSpec& cluster) {
                                auto& of_gpu = cluster.gpu.tables;
                                if (of_gpu) of_gpu = scaled(*of_gpu, factors);
@@ -159,12 +159,12 @@ double metric_of(const Experiment& experiment, const Metric& metric) {
   const Report report = run(experiment);
   const std::optional<double> value = metric.value(report);
   if (!value && report.metrics.completed == 0)
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "--of: a run has no {}, as none of its {} measured requests finished; send more requests",
-        metric.name, report.metrics.measured_requests));
+        metric.name, report.metrics.measured_requests);
   if (!value) {
-    throw ConfigError(fmt::format(
-        "--of: a run has no {}; choose a metric that all deployments have", metric.name));
+    throw ConfigError("--of: a run has no {}; choose a metric that all deployments have",
+                      metric.name);
   }
   return *value;
 }
@@ -208,7 +208,7 @@ std::vector<PriceConstant> price_constants(const std::vector<Experiment>& experi
 std::size_t Sensitivity::best(const std::vector<double>& values) const {
   const auto place =
       lower_is_better ? std::ranges::min_element(values) : std::ranges::max_element(values);
-  return static_cast<std::size_t>(place - values.begin());
+  return at(place - values.begin());
 }
 
 double Sensitivity::lead(const std::vector<double>& values) const {
