@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <functional>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "hardware/at.hpp"
 #include "hardware/config.hpp"
 #include "traces/import/array.hpp"
 #include "traces/import/torch_file.hpp"
@@ -72,16 +72,15 @@ std::vector<ExpertLoad> load_from_array(const std::filesystem::path& file, const
         "{}: a load has the shape [layers, experts] or [steps, layers, experts]; found [{}]",
         file.string(), fmt::join(shape, ", "));
   }
-  const auto experts = static_cast<std::size_t>(shape.back());
-  const auto layers = static_cast<std::size_t>(shape[shape.size() - 2]);
+  const auto experts = at(shape.back());
+  const auto layers = at(shape[shape.size() - 2]);
   std::vector<ExpertLoad> load(layers, ExpertLoad(experts));
   for (std::size_t i = 0; i < array.values.size(); ++i) {
     const std::size_t layer = i / experts % layers;
     const double tokens = array.values[i];
     if (!(tokens >= 0 && tokens <= token_range.max)) {
-      throw ConfigError(
-          fmt::format("{}: the load of expert {} in layer {} is {}; expected 0 to 1e15",
-                      file.string(), i % experts, layer, tokens));
+      throw ConfigError("{}: the load of expert {} in layer {} is {}; expected 0 to 1e15",
+                        file.string(), i % experts, layer, tokens);
     }
     load[layer][i % experts] += tokens;
   }

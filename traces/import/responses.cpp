@@ -37,21 +37,19 @@ std::optional<std::int64_t> prompt_ids(const Json& object) {
   return std::ssize(*ids);
 }
 
-// vLLM says in "usage" how long a prompt was, SGLang in "meta_info", or its ids stand there.
-std::optional<std::int64_t> prompt_tokens(const Json& response) {
-  if (const auto here = whole(response, "prompt_tokens")) return here;
+// A number that vLLM says in "usage" and SGLang in "meta_info": "completion_tokens" of all choices.
+std::optional<std::int64_t> of_usage(const Json& response, std::string_view name) {
   for (const char* key : {"usage", "meta_info"})
     if (const auto found = response.find(key); found != response.end() && found->is_object())
-      if (const auto there = whole(*found, "prompt_tokens")) return there;
-  return prompt_ids(response);
+      if (const auto there = whole(*found, name)) return there;
+  return std::nullopt;
 }
 
-// Generated tokens of all choices, as "usage" or "meta_info" says.
-std::optional<std::int64_t> completion_tokens(const Json& response) {
-  for (const char* key : {"usage", "meta_info"})
-    if (const auto found = response.find(key); found != response.end() && found->is_object())
-      if (const auto there = whole(*found, "completion_tokens")) return there;
-  return std::nullopt;
+// The length of a prompt: the response says it, or its usage, or its ids stand there.
+std::optional<std::int64_t> prompt_tokens(const Json& response) {
+  if (const auto here = whole(response, "prompt_tokens")) return here;
+  if (const auto there = of_usage(response, "prompt_tokens")) return there;
+  return prompt_ids(response);
 }
 
 // A response's own name; a streamed one has it in each of its pieces.
@@ -237,7 +235,8 @@ std::size_t add_response(const std::string& place, const Json& whole_response,
   });
   // The last token generated has no row. vLLM adds up the prompts of several, and says the one
   // prompt of several choices once.
-  const std::int64_t generated = completion_tokens(response).value_or(0) - std::ssize(choices);
+  const std::int64_t generated =
+      of_usage(response, "completion_tokens").value_or(0) - std::ssize(choices);
   const bool own_prompts =
       choices.size() > 1 && generated >= 0 && prompt && rows - generated == *prompt;
   for (RecordedRequest& choice : choices) {
