@@ -65,8 +65,8 @@ void note_waterfill(const Server& server, bool has_it, Notes& notes) {
     notes.push_back("/shared_expert: \"waterfill\"; SGLang alone has it, with DeepEP");
 }
 
-FlagValue kv_cache_name(std::span<const KvCacheName> names, const Server& server) {
-  const auto found = std::ranges::find(names, server.precision.kv_cache, &KvCacheName::precision);
+FlagValue kv_cache_name(std::span<const KvCacheName> names, Precision precision) {
+  const auto found = std::ranges::find(names, precision, &KvCacheName::precision);
   return found == names.end() ? std::nullopt : value_of(found->name);
 }
 

@@ -42,8 +42,8 @@ struct KvCacheName {
   Precision precision;
   std::string_view name;
 };
-/// The name in a table of the server's KV caches; nothing where it is not there.
-FlagValue kv_cache_name(std::span<const KvCacheName>, const Server&);
+/// The name of KV caches of a precision in a table; nothing where it is not there.
+FlagValue kv_cache_name(std::span<const KvCacheName>, Precision);
 
 /// An option of the policy that holds prompts back, where it is this one, and has it.
 FlagValue alignment_option(const Server&, std::string_view policy, std::string_view option);

@@ -258,10 +258,7 @@ void note_dispatch(const PoolSpec& pool, const ServingEngine& engine, Notes& not
 
 void note_kv_cache(const PoolSpec& pool, const ServingEngine& engine, Notes& notes) {
   const Precision own = pool.precision.kv_cache;
-  const std::span<const KvCacheName> known = engine.launch.kv_caches;
-  if (own == Precision::bf16 ||
-      std::ranges::find(known, own, &KvCacheName::precision) != known.end())
-    return;
+  if (own == Precision::bf16 || kv_cache_name(engine.launch.kv_caches, own)) return;
   notes.push_back(fmt::format("/precision/kv_cache: {}; {} has no flag for this precision",
                               quoted_name(precision_names[std::size_t(own)]), engine.title));
 }

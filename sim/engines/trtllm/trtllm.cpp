@@ -42,7 +42,8 @@ constexpr KvCacheName kv_caches[] = {{Precision::fp8, "fp8"}, {Precision::nvfp4,
 
 std::string kv_cache_config(const Server& s) {
   std::string text = fmt::format("enable_block_reuse: {}", s.prefix_caching);
-  if (const auto name = kv_cache_name(kv_caches, s)) text += fmt::format(", dtype: {}", *name);
+  if (const auto name = kv_cache_name(kv_caches, s.precision.kv_cache))
+    text += fmt::format(", dtype: {}", *name);
   if (s.block_tokens != 16) text += fmt::format(", tokens_per_block: {}", s.block_tokens);
   return fmt::format("{{{}}}", text);
 }
