@@ -120,7 +120,7 @@ void Measurement::step_ended(const StepRecord& record, const Requests& requests,
   if (measuring_ && (deployment_.prefill_only || !long_enough_)) {
     add(whole_, record, tokens, now);
     long_enough_ = running_.arrived > 0 && holds_several_steps(running_) &&
-                   (!closed_ || (!before_drain_ && lasts(running_)));
+                   !(closed_ && before_drain_) && lasts(running_);
   }
   if (before_drain_) add_share(*before_drain_, record, tokens, now, before_drain_->end);
 }

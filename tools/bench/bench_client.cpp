@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "hardware/shipped.hpp"
 #include "hardware/text.hpp"
 #include "models/checkpoints.hpp"
@@ -118,8 +119,8 @@ std::string served_otherwise(const BenchRun& measured, const Deployment& deploym
     if (lower(id) == lower(measured.model) && precision != deployment.precision.experts)
       return fmt::format(
           "the benchmark was of {}, whose experts are in {}; the deployment's are in {}",
-          measured.model, precision_names[static_cast<std::size_t>(precision)],
-          precision_names[static_cast<std::size_t>(deployment.precision.experts)]);
+          measured.model, precision_names[at(precision)],
+          precision_names[at(deployment.precision.experts)]);
   return "";
 }
 

@@ -3,8 +3,7 @@
 #include <cmath>
 #include <optional>
 
-#include <fmt/format.h>
-
+#include "hardware/at.hpp"
 #include "sim/request_routing/balanced_clusters.hpp"
 #include "sim/request_routing/request_router.hpp"
 
@@ -26,12 +25,11 @@ class Eldr final : public OneByOneRouter {
   Eldr(ConfigReader& options, const RouterContext& context)
       : OneByOneRouter(options),
         seed_(context.seed),
-        clusters_(static_cast<std::size_t>(context.groups)),
+        clusters_(at(context.groups)),
         band_(options.number("band")),
-        profile_(static_cast<std::size_t>(options.integer("profile")) / clusters_ * clusters_) {
+        profile_(at(options.integer("profile")) / clusters_ * clusters_) {
     if (profile_ == 0)
-      options.child("profile").fail(
-          fmt::format("is less than one request for each of {} EP groups", clusters_));
+      options.child("profile").fail("is less than one request for each of {} EP groups", clusters_);
   }
 
   RouterNeeds needs() const override { return {.prefill_counts = true}; }
@@ -43,10 +41,8 @@ class Eldr final : public OneByOneRouter {
     const auto groups = groups_of(ranks);
     std::vector<double> likeness;
     for (const auto& group : groups)
-      likeness.push_back(
-          centroids_.empty()
-              ? 0
-              : dot(signature, centroids_[static_cast<std::size_t>(group.front().group)]));
+      likeness.push_back(centroids_.empty() ? 0
+                                            : dot(signature, centroids_[at(group.front().group)]));
     if (centroids_.empty()) learn(request.prefill_counts);
     const double least_like = *std::ranges::max_element(likeness) - band_;
     std::optional<std::size_t> best;
@@ -63,7 +59,7 @@ class Eldr final : public OneByOneRouter {
     const auto chosen = std::ranges::min_element(groups[*best], {}, [](const RankLoad& rank) {
       return std::pair(rank.waiting + rank.running, rank.kv_tokens);
     });
-    return {static_cast<std::size_t>(&*chosen - ranks.data()), likeness[*best]};
+    return {at(&*chosen - ranks.data()), likeness[*best]};
   }
 
   std::vector<double> signature_of(std::span<const std::int64_t> counts) const {
