@@ -605,6 +605,12 @@ def counts(work):
     for ids in traces:
         high = sum(e >= 32 for e in ids) / len(ids)
         check(abs(high - 1552 / 2080) < .03, f"counts: {high} of the upper half, expected {1552 / 2080}")
+    # A load in a layer without experts is of another model, for both readers.
+    (work / "dense.npy").write_bytes(npy((LAYERS, 64), [1] * LAYERS * 64, "q", "<i8"))
+    one = {"type": "counts", "file": str(work / "dense.npy"), "requests": 2}
+    for done in (run("trace", "generate", "--model", model_file, "--gating", json.dumps(one), "-o", work / "x"),
+                 run("place", "--policy", "eplb", "--load", work / "dense.npy", "--gpus", 4, "--model", model_file)):
+        check(done.returncode == 2 and "has tokens in layer 0, which has no experts" in done.stderr, f"a dense layer's load: {done.stderr}")
     done = run("place", "--policy", "eplb", "--load", work / "shares.npy", "--gpus", 4, "--model", root / "models/zoo/olmoe_1b_7b.json")
     check(done.returncode == 2, f"a load of another model: {done.stderr}")
 

@@ -8,6 +8,7 @@
 
 #include "hardware/at.hpp"
 #include "hardware/config.hpp"
+#include "models/moe_model.hpp"
 #include "traces/import/array.hpp"
 #include "traces/import/torch_file.hpp"
 #include "traces/npy.hpp"
@@ -114,6 +115,23 @@ std::vector<ExpertLoad> read_load(const std::filesystem::path& file) {
       throw ConfigError("{}: is no load; give .npy [layers, experts], SGLang's .pt, or JSON",
                         file.string());
   return load_from_json(file);
+}
+
+std::vector<ExpertLoad> moe_rows(const std::string& place, const std::vector<ExpertLoad>& load,
+                                 const MoeModel& model) {
+  const std::vector<int> numbers = model.moe_layer_numbers();
+  const int all = model.numbered_layers, drafts = model.draft_layers;
+  const auto found = std::ssize(load), moe = std::ssize(numbers);
+  const bool every = found == all || found == all + drafts;
+  if (!every && found != moe && found != moe + drafts) return {};
+  for (int layer = 0; every && layer < all; ++layer)
+    if (std::ranges::find(numbers, layer) == numbers.end() &&
+        std::ranges::any_of(load[at(layer)], [](double tokens) { return tokens > 0; }))
+      throw ConfigError("{}: has tokens in layer {}, which has no experts in {}", place, layer,
+                        model.name);
+  std::vector<ExpertLoad> rows;
+  for (std::size_t i = 0; i < numbers.size(); ++i) rows.push_back(load[every ? at(numbers[i]) : i]);
+  return rows;
 }
 
 }  // namespace moesim

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <vector>
 
 namespace moesim {
@@ -10,6 +11,7 @@ namespace moesim {
 using ExpertLoad = std::vector<double>;
 
 class NpyArray;
+struct MoeModel;
 
 /// Reads an observed load, [layers][experts]. Forms: {"load": [[tokens of each expert] per layer]};
 /// SGLang's {"logical_count": the same, or a list of such over steps} as JSON or .pt. Also an .npy
@@ -18,5 +20,11 @@ class NpyArray;
 std::vector<ExpertLoad> read_load(const std::filesystem::path& file);
 /// The load in an array of such a shape; `file` stands in messages.
 std::vector<ExpertLoad> load_in(const std::filesystem::path& file, const NpyArray&);
+
+/// Rows of a load that are of a model's layers with experts. Engines dump zeros for dense layers,
+/// and layers that draft (MTP) behind all others. Empty if the load has another number of rows.
+/// Throws ConfigError, `place` in front, if a dense layer has tokens.
+std::vector<ExpertLoad> moe_rows(const std::string& place, const std::vector<ExpertLoad>&,
+                                 const MoeModel&);
 
 }  // namespace moesim

@@ -77,20 +77,11 @@ Seen rows_with_experts(const PlaceOptions& options, std::vector<ExpertLoad> rows
   if (const std::optional<MoeModel> model = model_of(options)) {
     require_experts(options.load, rows.front().size(), *model);
     seen.layers = numbers_in(*model);
-    const std::vector<int>& numbers = seen.layers.numbers;
-    const int all = model->numbered_layers, drafts = model->draft_layers;
-    const auto found = std::ssize(rows), moe = std::ssize(numbers);
-    if (found != all && found != all + drafts && found != moe && found != moe + drafts)
+    seen.load = moe_rows(options.load, rows, *model);
+    if (seen.load.empty())
       throw ConfigError("{}: has {} layers; {} has {}, {} of them with experts", options.load,
-                        found, model->name, all, moe);
-    const bool every = found == all || found == all + drafts;
-    for (int layer = 0; every && layer < all; ++layer)
-      if (std::ranges::find(numbers, layer) == numbers.end() &&
-          std::ranges::any_of(rows[at(layer)], [](double tokens) { return tokens > 0; }))
-        throw ConfigError("{}: has tokens in layer {}, which has no experts in {}", options.load,
-                          layer, model->name);
-    for (std::size_t i = 0; i < numbers.size(); ++i)
-      seen.load.push_back(rows[every ? at(numbers[i]) : i]);
+                        rows.size(), model->name, model->numbered_layers,
+                        seen.layers.numbers.size());
   } else {
     const auto counted = [](const ExpertLoad& row) {
       return std::ranges::any_of(row, [](double tokens) { return tokens > 0; });

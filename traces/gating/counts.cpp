@@ -52,10 +52,10 @@ void draw_by_counts(std::span<const std::int64_t> counts, std::int64_t sum,
   }
 }
 
-/// Tables of counts of a file, one for each workload.
+/// Loads of a file, one for each workload.
 struct CountsFile {
   std::vector<std::string> workloads;
-  std::vector<Counts> counts;  // of each
+  std::vector<std::vector<ExpertLoad>> loads;  // of each
 };
 
 CountsFile read_file(ConfigReader& options) {
@@ -65,15 +65,14 @@ CountsFile read_file(ConfigReader& options) {
     if (options.has("workloads"))
       options.child("workloads").fail("names arrays of an .npz file; this file holds one load");
     file.workloads.push_back(path.stem().string());
-    file.counts.push_back(whole_counts(read_load(path)));
+    file.loads.push_back(read_load(path));
     return file;
   }
   const ZipArchive zip(path);
   const auto add = [&](const std::string& name) {
     const std::string place = fmt::format("{}:{}.npy", path.string(), name);
     file.workloads.push_back(name);
-    file.counts.push_back(
-        whole_counts(load_in(place, NpyArray::parse(zip.read(name + ".npy"), place))));
+    file.loads.push_back(load_in(place, NpyArray::parse(zip.read(name + ".npy"), place)));
   };
   if (!options.has("workloads")) {
     for (const auto& [name, member] : zip.members()) add(name.substr(0, name.rfind(".npy")));
@@ -94,13 +93,14 @@ class CountsGating final : public SyntheticGating {
       : SyntheticGating(read_rows(options, std::move(file.workloads))),
         node_(options.node()),
         adapt_(options.flag("adapt")),
-        counts_(std::move(file.counts)) {}
+        loads_(std::move(file.loads)) {}
 
   RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const override {
     const std::size_t layers = moe_layer_ids(model).size();
     std::vector<Counts> counts;  // of each workload
-    for (std::size_t w = 0; w < counts_.size(); ++w) {
-      counts.push_back(of_moe_layers(model, counts_[w]));
+    for (std::size_t w = 0; w < loads_.size(); ++w) {
+      const std::vector<ExpertLoad> of_moe = moe_rows(place_of(w), loads_[w], model);
+      counts.push_back(whole_counts(of_moe.empty() ? loads_[w] : of_moe));
       require_of(model, layers, counts[w], rows().workloads[w]);
       require_drawable(model, counts[w], rows().workloads[w]);
     }
@@ -113,16 +113,9 @@ class CountsGating final : public SyntheticGating {
   }
 
  private:
-  // Engines dump rows of all layers, with zeros in dense ones and those that draft behind.
-  static Counts of_moe_layers(const MoeModel& model, const Counts& counts) {
-    const std::vector<int> numbers = moe_layer_ids(model);
-    const std::size_t all = at(model.numbered_layers);
-    if (counts.size() == numbers.size() ||
-        (counts.size() != all && counts.size() != all + at(model.draft_layers)))
-      return counts;
-    Counts of_moe;
-    for (const int number : numbers) of_moe.push_back(counts[at(number)]);
-    return of_moe;
+  std::string place_of(std::size_t workload) const {
+    return fmt::format("{}:{}: {}", node_.file().string(), node_.pointer(),
+                       rows().workloads[workload]);
   }
 
   void require_of(const MoeModel& model, std::size_t layers, const Counts& counts,
@@ -155,7 +148,7 @@ class CountsGating final : public SyntheticGating {
 
   ConfigNode node_;
   bool adapt_;
-  std::vector<Counts> counts_;  // of each workload
+  std::vector<std::vector<ExpertLoad>> loads_;  // of each workload
 };
 
 }  // namespace
