@@ -43,7 +43,7 @@ Measurement::Measurement(const Deployment& deployment, std::int64_t total_blocks
       total_blocks_(total_blocks),
       warmup_requests_(static_cast<std::int64_t>(
           deployment.warmup * static_cast<double>(deployment.workload.requests))),
-      closed_(deployment.workload.arrivals->closed()) {
+      closed_(deployment.workload.arrivals->closed_for(deployment.workload.requests)) {
   if (!deployment.expert_counts) return;
   const RoutingTrace& prefill =
       deployment.prefill_trace ? *deployment.prefill_trace : deployment.trace;

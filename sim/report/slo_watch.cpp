@@ -33,7 +33,7 @@ void SloWatch::event(const EventSeen& seen) {
   now_ = seen.at;
   if (seen.what == "request_arrives") {
     const Time arrival = seen.sent;
-    fates_.push_back({.arrival = arrival});
+    fates_.push_back({.received = now_});
     start_if_warm();
     if (loosest_.ttft) {
       const Seconds longest = *loosest_.ttft / measured_by_.anchored_ttft + rounding;
@@ -77,7 +77,7 @@ void SloWatch::decide(std::uint32_t id, bool met) {
   if (std::exchange(fate.decided, true)) return;
   ++(met ? met_ : missed_);
   if (met) return;
-  if (begin_ && fate.arrival >= *begin_) ++missed_while_measured_;
+  if (begin_ && fate.received >= *begin_) ++missed_while_measured_;
   // A run that turns out too short is measured whole.
   const bool whole_too = double(missed_) > may_miss_ * double(load_.workload.requests);
   const bool measured_too =

@@ -33,7 +33,7 @@ class SloWatch : public RunObserver {
 
  private:
   struct Fate {
-    Time arrival{};
+    Time received{};
     bool has_token = false;
     bool decided = false;
   };

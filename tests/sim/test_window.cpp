@@ -84,6 +84,24 @@ TEST_CASE("a run whose requests all arrive before the warm-up ends is measured w
              WithinRel(200 * 50.0, 1e-9));
 }
 
+TEST_CASE("requests are measured by when the engine received them, not by when they were sent") {
+  Json late = poisson("1000000 /s", 200);
+  late["measurement"]["warmup"] = 0;
+  late["api_server"] = {{"latency", "30 ms"}, {"tokenization", "10 us"}};
+  const OrderedJson report = run(load_tiny(late)).document();
+  CHECK(report["metrics"]["measured_requests"] == 200);
+  CHECK(report["metrics"]["median_ttft_ms"].is_number());
+}
+
+TEST_CASE("a limit on requests in flight that is never reached changes no report") {
+  Json config = poisson("200000 /s", 1000);
+  const OrderedJson free = run(load_tiny(config)).document();
+  config["workload"]["arrivals"]["max_concurrency"] = 1000;
+  const OrderedJson limited = run(load_tiny(config)).document();
+  CHECK(free["measurement"] == limited["measurement"]);
+  CHECK(free["metrics"] == limited["metrics"]);
+}
+
 TEST_CASE("prompts that arrive computed count in no throughput") {
   const OrderedJson report =
       run(load_tiny(

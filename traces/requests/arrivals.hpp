@@ -39,6 +39,10 @@ class Arrivals {
   virtual std::int64_t in_flight(int /*dp_ranks*/) const { return 0; }
   /// True if a request waits for another to leave, so that never more is asked for than is served.
   virtual bool closed() const { return false; }
+  /// True if of so many requests one ever waits so; a limit beyond them holds none back.
+  bool closed_for(std::int64_t requests) const {
+    return closed() && (rate() == 0 || in_flight(1) < requests);
+  }
 };
 
 /// Requests at known times, in order.

@@ -44,9 +44,9 @@ struct ClassStats {
 /// The part of a run that is measured.
 struct Measured {
   Time begin{}, end{};
-  /// True if a request arrived then.
+  /// True if the engine received a request then.
   bool holds(const RequestLife& request) const {
-    return request.arrival >= begin && request.arrival <= end;
+    return request.received >= begin && request.received <= end;
   }
 };
 

@@ -129,8 +129,8 @@ double growth_of(double (*mean_latency)(std::span<const RequestLife>),
 
 std::span<const RequestLife> measured_of(std::span<const RequestLife> requests,
                                          const Measured& measured) {
-  const auto first = std::ranges::lower_bound(requests, measured.begin, {}, &RequestLife::arrival);
-  const auto last = std::ranges::upper_bound(requests, measured.end, {}, &RequestLife::arrival);
+  const auto first = std::ranges::lower_bound(requests, measured.begin, {}, &RequestLife::received);
+  const auto last = std::ranges::upper_bound(requests, measured.end, {}, &RequestLife::received);
   return {first, last};
 }
 
@@ -184,7 +184,7 @@ MeasurementStats steady_state_of(const Deployment& e, Measurement::Window window
   constexpr double overload = 0.1, rising = 0.005;  // of the rate that is served
   constexpr std::array<const char*, 3> windows{"steady", "after_warm_up", "whole"};
   const double seconds = to_seconds(totals.end - totals.begin).count();
-  const bool closed = e.workload.arrivals->closed();
+  const bool closed = e.workload.arrivals->closed_for(e.workload.requests);
   const double growth = closed ? 0 : queue_growth(requests);
   const double arrivals =
       requests.empty() ? 0 : to_seconds(requests.back().arrival - requests.front().arrival).count();
