@@ -488,6 +488,28 @@ std::shared_ptr<const GpuPower> read_power(const ConfigNode& node, Others others
   });
 }
 
+bool same_rates(const GpuSpec& a, const GpuSpec& b) {
+  return a.hbm_bandwidth == b.hbm_bandwidth && a.l2_bandwidth == b.l2_bandwidth &&
+         a.scale_up_bandwidth == b.scale_up_bandwidth && a.dense_peak == b.dense_peak;
+}
+
+// Tables of a shipped GPU, for a GPU of other rates, are carried over as a sibling's are.
+void carry_over(GpuSpec& gpu, const std::filesystem::path& file) {
+  if (gpu.profiles.empty()) return;
+  const std::filesystem::path tables = gpu.profiles.front().folder.parent_path();
+  const auto shipped = shipped_file(Shipped::gpu, tables.filename().string());
+  std::error_code none;
+  if (!shipped || std::filesystem::equivalent(*shipped, file, none)) return;
+  auto measured =
+      std::make_shared<const GpuSpec>(read_gpu(ConfigNode::from_file(*shipped), Others::left_out));
+  const bool theirs =
+      !measured->profiles.empty() &&
+      std::filesystem::equivalent(measured->profiles.front().folder.parent_path(), tables, none);
+  if (!theirs || same_rates(gpu, *measured)) return;
+  gpu.profiles.clear();
+  gpu.sibling = std::move(measured);
+}
+
 GpuSpec read_gpu(const ConfigNode& node, Others others) {
   return read_object(node, gpu_keys, [&](ConfigReader& reader) {
     GpuSpec gpu;
@@ -512,6 +534,7 @@ GpuSpec read_gpu(const ConfigNode& node, Others others) {
     if (reader.optional("profiles")) gpu.profiles = read_profiles(reader.child("profiles"));
     if (reader.optional("sibling") && others == Others::read)
       gpu.sibling = read_other(reader.child("sibling"));
+    if (others == Others::read) carry_over(gpu, node.file());
     if (reader.optional("power")) gpu.power = read_power(reader.child("power"), others);
     return gpu;
   });

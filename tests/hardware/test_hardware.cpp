@@ -195,6 +195,21 @@ TEST_CASE(
         Evidence::unmeasured);
 }
 
+TEST_CASE("tables of a shipped GPU are carried over to a GPU of other rates") {
+  const auto edited = [](const char* key, const char* value) {
+    const auto file = source_dir() / "hardware/gpus/h200.json";
+    Json sheet = ConfigNode::from_file(file).json();
+    sheet[key] = value;
+    return read_gpu(ConfigNode(sheet, source_dir() / "hardware/gpus/mine.json"));
+  };
+  const GpuSpec renamed = edited("name", "mine");
+  CHECK_FALSE(renamed.profiles.empty());
+  CHECK(renamed.sibling->name == gpu_named("h100").name);
+  const GpuSpec faster = edited("hbm_bandwidth", "9.6 TB/s");
+  CHECK(faster.profiles.empty());
+  CHECK(faster.sibling->name == gpu_named("h200").name);
+}
+
 TEST_CASE("a prediction outside what was measured is marked") {
   // H100's dense GEMMs were fitted in bf16 and fp8, up to about 15 GB.
   const GpuSpec gpu = gpu_named("h100");
