@@ -14,13 +14,21 @@ namespace {
 constexpr std::size_t sizes_remembered = 2048;
 
 // Engines launch shared experts on a stream of their own, next to the longer routed ones. They cost
-// the bandwidth or the arithmetic that the routed experts lack during that time.
-void run_beside(std::vector<Operation>& operations, const GpuSpec& gpu) {
+// the bandwidth or the arithmetic that the routed experts lack during that time; `needed` is that
+// of all operations together, without rows that fill tiles up.
+void run_beside(std::vector<Operation>& operations, Flops needed, const GpuSpec& gpu) {
+  Flops padded{};
+  for (const Operation& operation : operations) padded += operation.cost.work.flops;
+  const double share = padded > needed ? needed / padded : 1;
   for (Operation& operation : operations) {
     Cost& cost = operation.cost;
     const Seconds loads = cost.work.hbm / gpu.hbm_bandwidth;
-    const Seconds arithmetic = cost.peak.value() > 0 ? cost.work.flops / cost.peak : Seconds{};
-    cost.time = std::min(cost.time, std::max(loads, arithmetic));
+    const Seconds arithmetic =
+        cost.peak.value() > 0 ? cost.work.flops * share / cost.peak : Seconds{};
+    if (const Seconds longer = std::max(loads, arithmetic); longer < cost.time) {
+      cost.time = longer;
+      cost.bound = loads < arithmetic ? Resource::tensor_core : Resource::hbm;
+    }
     cost = drawing(cost, gemm_kernel, gpu);
   }
 }
@@ -82,7 +90,9 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& laye
     dense_ffn_operations(shard, tokens, model_.shared_width, Part::shared_experts,
                          price.shared_experts.operations);
     // With AFD no routed experts run on the same GPU.
-    if (gpu_.tables && !plan_.afd()) run_beside(price.shared_experts.operations, gpu_);
+    const double parameters = ffn_parameters(model_.hidden, model_.shared_width) / slices_.tp;
+    if (gpu_.tables && !plan_.afd())
+      run_beside(price.shared_experts.operations, Flops(2 * tokens * parameters), gpu_);
   }
   if (layer.has_dense_ffn() || model_.dense_residual) {
     dense_ffn_operations(shard, tokens, model_.dense_width, Part::dense_ffn, after);
