@@ -18,7 +18,8 @@ int bits(Precision precision) {
     case Precision::int8: return 8;
     case Precision::mxfp4:
     case Precision::nvfp4:
-    case Precision::int4: return 4;
+    case Precision::int4:
+    case Precision::int4_g32: return 4;
   }
   return 16;
 }
@@ -34,6 +35,7 @@ double bytes_per_element(Precision precision) {
     case Precision::mxfp4: return 0.5 + 1.0 / 32;
     case Precision::nvfp4: return 0.5 + 1.0 / 16;
     case Precision::int4: return 0.5 + 2.0 / 128;
+    case Precision::int4_g32: return 0.5 + 2.0 / 32;
   }
   return 2;
 }
@@ -56,8 +58,13 @@ namespace {
 
 // The precision whose kernels are most alike; of bf16 and four bits there is none.
 Precision nearest(Precision weights) {
-  if (weights == Precision::fp8) return Precision::fp8_block;
-  return weights == Precision::fp8_block ? Precision::fp8 : weights;
+  switch (weights) {
+    case Precision::fp8: return Precision::fp8_block;
+    case Precision::fp8_block: return Precision::fp8;
+    case Precision::int4: return Precision::int4_g32;
+    case Precision::int4_g32: return Precision::int4;
+    default: return weights;
+  }
 }
 
 }  // namespace

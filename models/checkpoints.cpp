@@ -11,7 +11,8 @@ std::span<const Key> checkpoint_keys() {
       {"fp8_block", form::text, unknown, "experts in FP8, a scale for each block"},
       {"nvfp4", form::text, unknown, "experts in NVFP4"},
       {"mxfp4", form::text, unknown, "experts in MXFP4"},
-      {"int4", form::text, unknown, "experts in 4-bit integers"},
+      {"int4", form::text, unknown, "experts in 4-bit integers, a scale for 128"},
+      {"int4_g32", form::text, unknown, "experts in 4-bit integers, a scale for 32"},
       {"int8", form::text, unknown, "experts in 8-bit integers"}};
   return keys;
 }

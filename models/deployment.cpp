@@ -86,6 +86,7 @@ std::span<const Key> precision_keys() {
   static constexpr Form shares = form::object(share_keys);
   static constexpr Form one = form::choice(precision_names);
   static constexpr Form part = one.or_a(shares);
+  static constexpr Form multiple = form::integer(1, 4096);
   static constexpr KeyDefault stored = unset("as the model's files say");
   static constexpr KeyDefault stored_or_bf16 = unset("as the model's files say, or bf16");
   static constexpr Key keys[] = {
@@ -95,7 +96,12 @@ std::span<const Key> precision_keys() {
        "weights of dense FFNs and shared experts"},
       {"kv_cache", one, stored_or_bf16, "the KV cache"},
       {"activations", one, stored_or_bf16, "what weights are multiplied with"},
-      {"state", form::choice(state_precisions), "fp32", "the state of linear attention"}};
+      {"state", form::choice(state_precisions), "fp32", "the state of linear attention"},
+      {"mxfp4_hidden_multiple", multiple, "1",
+       "HBM: hidden sizes of MXFP4 experts are padded to it"},
+      {"mxfp4_width_multiple", multiple, "32", "HBM: widths of their slices are padded to it"},
+      {"scaled_latent", form::flag, "true",
+       "sparse MLA in fp8 keeps rotary parts in bf16 and scales (fp8_ds_mla)"}};
   return keys;
 }
 
@@ -125,6 +131,9 @@ PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored
         static_cast<Precision>(r.child_or("activations", text(from.activations)).choice());
     const auto state = choice<StatePrecision>(r, "state", state_precisions);
     plan.state_bytes = state == StatePrecision::fp32 ? 4.0 : 2.0;
+    plan.mxfp4_hidden_multiple = static_cast<int>(r.integer("mxfp4_hidden_multiple"));
+    plan.mxfp4_width_multiple = static_cast<int>(r.integer("mxfp4_width_multiple"));
+    plan.scaled_latent = r.flag("scaled_latent");
     return plan;
   });
 }

@@ -27,6 +27,8 @@ struct PrecisionPlan {
   Precision activations = Precision::bf16;  ///< that narrow weights are multiplied with
   Precision ffn = Precision::bf16;          ///< weights of dense FFNs and shared experts
   double state_bytes = 4;                   ///< of a number in the state of linear attention
+  int mxfp4_hidden_multiple = 1, mxfp4_width_multiple = 32;  ///< that its experts are padded to
+  bool scaled_latent = true;  ///< sparse MLA in fp8: rotary parts in bf16, and scales
   PrecisionShares expert_shares{}, attention_shares{}, ffn_shares{};
 };
 /// Stored bytes of one weight of a part: of its precision, or the mean of its shares.

@@ -66,6 +66,22 @@ double kept_by_stage(const MoeModel& model, const ParallelPlan& plan,
   return all / static_cast<double>(layers) * static_cast<double>(ceil_div(layers, plan.pp));
 }
 
+// Number of layers that keep a state, and the mean of its bytes.
+struct States {
+  double layers = 0, bytes = 0;
+};
+
+States states_of(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision) {
+  States states;
+  for (const LayerSpec& layer : model.layers)
+    if (const double here = kept(layer, plan, precision).state_bytes; here > 0) {
+      ++states.layers;
+      states.bytes += here;
+    }
+  if (states.layers > 0) states.bytes /= states.layers;
+  return states;
+}
+
 // Bytes of the index keys of one token, on a GPU of the stage with most indexers.
 Bytes index_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
                             const PrecisionPlan& precision) {
@@ -82,7 +98,8 @@ std::int64_t KvGroup::first_block(std::int64_t computed, int block_tokens) const
 }
 
 bool KvLayout::has_windows() const {
-  return std::ranges::any_of(groups, [](const KvGroup& group) { return group.window > 0; });
+  return windows_apart ||
+         std::ranges::any_of(groups, [](const KvGroup& group) { return group.window > 0; });
 }
 
 std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) const {
@@ -96,22 +113,36 @@ std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) c
 }
 
 KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
-                   int block_tokens, bool keeps_all) {
-  std::map<std::pair<int, bool>, double> layers_of_kind;
+                   const KvPaging& paging) {
   const LayerSpec& unit = unit_layer(model);
+  const bool windows_apart = paging.window_ratio > 0 && unit.mixer->sight().window == 0;
+  std::map<std::pair<int, bool>, double> layers_of_kind;
+  double apart = 0;
   for (const LayerSpec& layer : model.layers) {
-    const Sight sight = keeps_all ? Sight{} : layer.mixer->sight();
-    if (const double layers = kv_layers(layer, unit, plan); layers > 0)
+    const Sight sight = paging.keeps_all ? Sight{} : layer.mixer->sight();
+    const double layers = kv_layers(layer, unit, plan);
+    if (sight.window > 0 && windows_apart) {
+      apart += layers;
+    } else if (layers > 0) {
       layers_of_kind[{sight.window, sight.chunked}] += layers;
+    }
   }
+  const States states = paging.reserves_states ? States{} : states_of(model, plan, precision);
   double fewest = std::numeric_limits<double>::max(), most = 0;
-  for (const auto& [kind, layers] : layers_of_kind) {
+  const auto count = [&](double layers) {
     fewest = std::min(fewest, layers);
     most = std::max(most, layers);
-  }
+  };
+  for (const auto& [kind, layers] : layers_of_kind) count(layers);
+  if (states.layers > 0) count(states.layers);
   const double group_layers = most < 1.5 * fewest ? most : fewest;
 
   KvLayout layout;
+  const Bytes token = kv_bytes_per_layer(model, plan, precision);
+  int block_tokens = paging.block_tokens;
+  if (token > Bytes(0))
+    block_tokens *= static_cast<int>(
+        std::max(1.0, std::ceil(states.bytes / token.value() / paging.block_tokens)));
   // Token p is on GPU p mod dcp, so the first GPU of a group fills its blocks first.
   layout.block_tokens = block_tokens * plan.dcp;
   for (const auto& [kind, layers] : layers_of_kind) {
@@ -120,15 +151,21 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
                                .window = kind.first,
                                .chunked = kind.second});
   }
+  layout.windows_apart = apart > 0;
+  const double layers =
+      of_a_stage(group_layers, plan) + paging.window_ratio * of_a_stage(apart, plan);
   // Groups of blocks that are all as large share the index keys.
-  layout.block = (kv_bytes_per_layer(model, plan, precision) * of_a_stage(group_layers, plan) +
+  layout.block = (token * layers +
                   index_bytes_per_token(model, plan, precision) / double(layout.groups.size())) *
                  block_tokens;
   layout.pieces =
       kept_by_stage(model, plan, precision, &Kept::pieces) / double(layout.groups.size());
-  const double bytes = kept_by_stage(model, plan, precision, &Kept::state_bytes);
-  layout.state_blocks = static_cast<std::int64_t>(std::ceil(bytes / layout.block.value()));
+  layout.state_blocks = static_cast<std::int64_t>(std::ceil(states.layers / group_layers));
   return layout;
+}
+
+Bytes state_bytes(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision) {
+  return Bytes(kept_by_stage(model, plan, precision, &Kept::state_bytes));
 }
 
 Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
@@ -143,10 +180,16 @@ Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
 
 Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,
                    const PrecisionPlan& precision) {
-  constexpr int block = 32;
+  const auto padded = [](double size, int multiple) {
+    return std::ceil(size / multiple) * multiple;
+  };
+  int input = model.expert_input();
   double slice = static_cast<double>(model.expert_width) / plan.moe_tp();
-  if (precision.experts == Precision::mxfp4) slice = std::ceil(slice / block) * block;
-  return Bytes(ffn_parameters(model.expert_input(), slice) *
+  if (precision.experts == Precision::mxfp4) {
+    input = static_cast<int>(padded(input, precision.mxfp4_hidden_multiple));
+    slice = padded(slice, precision.mxfp4_width_multiple);
+  }
+  return Bytes(ffn_parameters(input, slice) *
                bytes_per_weight(precision.experts, precision.expert_shares));
 }
 

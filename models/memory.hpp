@@ -15,12 +15,24 @@ struct KvGroup {
   std::int64_t first_block(std::int64_t computed, int block_tokens) const;
 };
 
+/// How an engine divides a GPU's KV cache.
+struct KvPaging {
+  int block_tokens = 16;   ///< of one GPU's block
+  bool keeps_all = false;  ///< layers with a window keep every token
+  /// Layers with a window have a pool of their own for so many times the tokens that the others
+  /// keep (SGLang's swa_full_tokens_ratio); 0: all draw from one pool. Taken for requests longer
+  /// than the window.
+  double window_ratio = 0;
+  bool reserves_states = false;  ///< states have room of their own for all sequences
+};
+
 /// How one GPU's KV cache is paged.
 struct KvLayout {
   int block_tokens = 16;  ///< of a rank: with DCP dcp times those that one GPU's block holds
   Bytes block;            ///< bytes of one block of one group on one GPU
   double pieces = 0;  ///< contiguous ones, in which these bytes lie where each layer has its own
   std::vector<KvGroup> groups;
+  bool windows_apart = false;     ///< KvPaging::window_ratio of layers with a window
   std::int64_t state_blocks = 0;  ///< that the states of a sequence take
   bool has_windows() const;
   /// Blocks over all groups that a sequence holds while a step computes its tokens from `computed`
@@ -57,16 +69,19 @@ struct KvLayout {
 /// with fewest layers has. So 36 chunked and 12 full layers make four groups of 12, and 50 sliding
 /// and 10 full ones six of 10; the last group of a kind is padded. Where the kind with most layers
 /// has less than 1.5 times as many, each kind is one group of that size. Of a group's layers a GPU
-/// holds those of its pipeline stage, at most 1/pp rounded up. `block_tokens` are those of one
-/// GPU's block. With `keeps_all` every layer is one without a window.
-KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, int block_tokens,
-                   bool keeps_all = false);
+/// holds those of its pipeline stage, at most 1/pp rounded up. Layers with a state are a kind, too.
+/// A block of theirs is one state. All blocks have as many tokens as fill one (vLLM's "attention
+/// page size >= mamba page size").
+KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
+                   const KvPaging& = {});
+/// Bytes of the states of one sequence on a GPU of the stage with most.
+Bytes state_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
 /// Bytes of KV cache one token adds on one GPU over the layers of its stage (the largest), windows
 /// ignored; with DCP in the mean. MLA is replicated, not sliced by tp.
 Bytes kv_bytes_per_token(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
-/// Bytes of one routed expert in one layer on one GPU (its moe_tp slice). Engines fill a slice of
-/// MXFP4 up to whole blocks of 32 (gpt-oss on tp 8: 384 of 360; vLLM 0.11,
+/// Bytes of one routed expert in one layer on one GPU (its moe_tp slice). Engines pad slices of
+/// MXFP4, to whole blocks of 32 at least (gpt-oss on tp 8: 384 of 360; vLLM 0.11,
 /// vllm/model_executor/models/gpt_oss.py).
 Bytes expert_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 /// How many MoE layers the pipeline stage with the most has.

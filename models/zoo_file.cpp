@@ -126,10 +126,18 @@ ModelDraft read_zoo_file(ConfigReader& r) {
   if (r.has("published"))
     read_object(r.child("published"), published_keys,
                 [&](ConfigReader& p) { read_published(p, m); });
-  r.optional("precision");    // read_stored_precision()'s
-  r.optional("huggingface");  // shipped_file()'s
-  r.optional("checkpoints");  // read_checkpoints()'s
+  r.optional("precision");      // read_stored_precision()'s
+  r.optional("huggingface");    // shipped_file()'s
+  r.optional("checkpoints");    // read_checkpoints()'s
+  r.optional("vision_config");  // engines' memory share
   return draft;
+}
+
+std::span<const Key> vision_keys() {
+  static constexpr Key keys[] = {
+      {"num_hidden_layers", size, unset("24, as SGLang takes"), "layers of the encoder"},
+      {"hidden_size", size, required, "hidden size of the encoder"}};
+  return keys;
 }
 
 std::span<const Key> model_keys() {
@@ -159,6 +167,8 @@ std::span<const Key> model_keys() {
       {"published", form::object(published_keys), unset("not compared"), "the authors' counts"},
       {"precision", form::object(precision_keys), unset("not said"),
        "precision of the weights as published"},
+      {"vision_config", form::object(vision_keys), unset("none"),
+       "vision encoder: not modelled, but SGLang keeps memory for it"},
       {"checkpoints", form::object(checkpoint_keys), unset("none is known"),
        "HuggingFace ids of weights, by the precision of experts"}};
   return keys;

@@ -44,7 +44,8 @@ constexpr Formats all_formats[] = {{{bf16, bf16}, {"bfloat16"}},
                                    {{nvfp4, nvfp4}, {"nvfp4"}},
                                    {{mxfp4, fp8}, {"w4a8_mxfp4_mxfp8", "w4a16_mxfp4", "nvfp4"}},
                                    {{mxfp4, bf16}, {"w4a16_mxfp4"}},
-                                   {{int4, bf16}, {"int4_wo"}}};
+                                   {{int4, bf16}, {"int4_wo"}},
+                                   {{int4_g32, bf16}, {"int4_wo"}}};
 
 std::span<const std::string_view> names_of(const Formats& formats) {
   const auto end = std::ranges::find(formats.names, std::string_view());

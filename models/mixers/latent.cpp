@@ -65,12 +65,12 @@ class Latent final : public MixerOf<LatentAttention> {
     return all;
   }
 
-  // The latent and the key's rotary part. Sparse in fp8 the rotary part stays in bf16, with an fp32
-  // scale for 128 numbers (656 bytes, vLLM's fp8_ds_mla).
+  // The latent and the key's rotary part. Sparse in fp8 the rotary part stays in bf16 on Hopper,
+  // with an fp32 scale for 128 numbers (656 bytes, vLLM's fp8_ds_mla).
   Kept kept(const ParallelPlan&, const PrecisionPlan& precision) const override {
     const double elements = a_.kv_lora + a_.qk_rope;
     const double stored = bytes_per_element(precision.kv_cache);
-    const bool scaled = a_.indexer.top > 0 && stored == 1;
+    const bool scaled = precision.scaled_latent && a_.indexer.top > 0 && stored == 1;
     return {.elements = elements,
             .bytes = scaled ? a_.kv_lora + a_.kv_lora / scaled_together * scale_bytes +
                                   a_.qk_rope * bytes_per_element(Precision::bf16)

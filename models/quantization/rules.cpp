@@ -15,6 +15,9 @@ namespace {
             what.empty() ? "that it holds" : what);
 }
 
+// 4-bit integers of which so many have one scale; 64 are taken for 128.
+Precision int4_of(int group) { return group == 32 ? Precision::int4_g32 : Precision::int4; }
+
 }  // namespace
 
 // The tensors of a group of compressed-tensors: {"num_bits", "type", "strategy", "group_size"}.
@@ -28,7 +31,7 @@ Precision compressed(const Json* tensors, const ConfigNode& node) {
     return strategy == "block" || group == 32 ? Precision::fp8_block : Precision::fp8;
   }
   if (bits == 8 && type == "int") return Precision::int8;
-  if (bits == 4 && type == "int") return Precision::int4;
+  if (bits == 4 && type == "int") return int4_of(group);
   if (bits == 4 && type == "float") return group == 32 ? Precision::mxfp4 : Precision::nvfp4;
   not_known(node, fmt::format("{} {} bits", type, bits));
 }
@@ -87,7 +90,7 @@ Precision quark(const Json* tensor, const ConfigNode& node) {
     return whole_of(*tensor, "group_size") == 16 ? Precision::nvfp4 : Precision::mxfp4;
   if (type.starts_with("fp8"))
     return text_of(*tensor, "qscheme") == "per_block" ? Precision::fp8_block : Precision::fp8;
-  if (type == "int4" || type == "uint4") return Precision::int4;
+  if (type == "int4" || type == "uint4") return int4_of(whole_of(*tensor, "group_size"));
   if (type == "int8" || type == "uint8") return Precision::int8;
   if (type.empty() || type == "bfloat16" || type == "float16") return Precision::bf16;
   not_known(node, "\"" + type + "\"");
@@ -97,9 +100,9 @@ Scheme quark_scheme(const Json& config, const ConfigNode& node) {
   return {quark(member(config, "weight"), node), quark(member(config, "input_tensors"), node)};
 }
 
-// GPTQ's and AWQ's whole numbers, which engines multiply in bf16.
-Scheme whole_numbers(int bits, const ConfigNode& node) {
-  if (bits == 4) return {Precision::int4, Precision::bf16};
+// GPTQ's and AWQ's whole numbers, which engines multiply in bf16. `json` has their "group_size".
+Scheme whole_numbers(int bits, const Json& json, const ConfigNode& node) {
+  if (bits == 4) return {int4_of(whole_of(json, "group_size")), Precision::bf16};
   if (bits == 8) return {Precision::int8, Precision::bf16};
   if (bits >= 16) return unconverted;
   not_known(node, fmt::format("to {} bits", bits));
@@ -232,7 +235,7 @@ class RuleReader {
       rules_.otherwise = {Precision::mxfp4, Precision::bf16};
     } else if (method_.starts_with("awq")) {
       const int bits = whole_of(json_, "bits");
-      rules_.otherwise = whole_numbers(bits > 0 ? bits : whole_of(json_, "w_bit"), node_);
+      rules_.otherwise = whole_numbers(bits > 0 ? bits : whole_of(json_, "w_bit"), json_, node_);
     } else if (method_.starts_with("gptq")) {
       gptq();
     } else if (method_.ends_with("auto-round")) {
@@ -258,14 +261,15 @@ class RuleReader {
   // "-:" leaves modules out, "+:" or nothing gives them other bits (GPTQModel's "dynamic").
   void gptq() {
     const int bits = whole_of(json_, "bits");
-    rules_.otherwise = whole_numbers(bits, node_);
+    rules_.otherwise = whole_numbers(bits, json_, node_);
     if (member(json_, "dynamic") != nullptr && json_.at("dynamic").is_object()) {
       const ConfigNode dynamic = node_.child("dynamic");
       const std::vector<std::string> keys = keys_in_order(dynamic);
       for (const std::string& key : keys) {
         const int own = whole_of(dynamic.json().at(key), "bits");
-        rules_.schemes.push_back(
-            key.starts_with("-:") ? unconverted : whole_numbers(own > 0 ? own : bits, node_));
+        rules_.schemes.push_back(key.starts_with("-:")
+                                     ? unconverted
+                                     : whole_numbers(own > 0 ? own : bits, json_, node_));
       }
       rules_.named = list(dynamic, keys, Reading::regex);
     }
@@ -280,7 +284,7 @@ class RuleReader {
   void auto_round() {
     const std::string type = text_of(json_, "data_type");
     if (!type.empty() && type != "int") not_known(node_, "\"" + type + "\"");
-    rules_.otherwise = whole_numbers(whole_of(json_, "bits"), node_);
+    rules_.otherwise = whole_numbers(whole_of(json_, "bits"), json_, node_);
     for (const char* key : {"block_name_to_quantize", "to_quant_block_names"}) {
       std::vector<std::string> blocks;
       for (const std::string& text : texts_in(member(json_, key)))
@@ -306,7 +310,7 @@ class RuleReader {
       names.push_back(is_regex ? ".*(?:" + key + ")" : key);
       rules_.schemes.push_back(member(module, "bits") == nullptr
                                    ? rules_.otherwise
-                                   : whole_numbers(whole_of(module, "bits"), node_));
+                                   : whole_numbers(whole_of(module, "bits"), json_, node_));
     }
     rules_.named = list(extra, names, Reading::part);
   }

@@ -28,6 +28,17 @@ struct CarriedVersion {
   std::string_view version;
 };
 
+/// Sizes by which an engine chooses settings that nobody gives.
+struct ServerSizes {
+  double hbm_mib = 0;  ///< of a GPU, in all
+  int gpus = 1;        ///< of a pipeline stage
+  int pp = 1, dp = 1;
+  int drafts = 0;
+  bool recipe = false;       ///< launch scripts set it up
+  double vision_layers = 0;  ///< of the model's vision encoder; 0: none
+  double vision_hidden = 0;
+};
+
 /// Facts that moesim has of a serving engine: the folder NAME/ of this one, and a row of
 /// serving_engines().
 struct ServingEngine {
@@ -35,6 +46,10 @@ struct ServingEngine {
   std::string_view title;   ///< in texts of people: TensorRT-LLM
   std::string_view preset;  ///< the text of NAME/preset.json
   std::span<const std::string_view> platforms;  ///< of GPUs that the engine runs on
+  /// Settings that it chooses by sizes, beneath those of the preset; null: none.
+  Json (*by_size)(const ServerSizes&) = nullptr;
+  /// Share of HBM that it chooses for an experiment with all other settings; null: the preset's.
+  double (*memory_share)(const ServerSizes&, const Json& experiment) = nullptr;
   /// Why the engine cannot start such a layout; empty: it can.
   std::string (*unfit)(const ParallelPlan&);
   /// The next larger batch that a CUDA graph is captured for; sizes begin with 1. The limit itself

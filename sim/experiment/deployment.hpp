@@ -27,6 +27,7 @@ struct Deployment : PoolSpec {
   RebalancerFactory rebalancer{};         ///< one for every EP group of a run
   RequestRouterFactory request_router{};  ///< one for every run
   KvLayout kv_layout{};
+  KvLayout kv_held{};                        ///< of what a transfer moves
   MemoryBudget memory{};                     ///< of a GPU that holds the KV cache
   std::optional<MemoryBudget> ffn_memory{};  ///< of a GPU of the experts, with AFD
   /// Plan, placement and rules of decode steps, where these cut experts otherwise.

@@ -37,6 +37,8 @@ constexpr std::array<std::string_view, 4> recipes{"none", "inferencex", "srt_slu
 struct Situation {
   Engine engine;
   std::string gpu, model, experts;
+  bool moe = true;  // else ranks are servers of their own
+  ServerSizes sizes;
   double prompt = 0, output = 0;  // tokens of the longest
   double concurrency = 0;
   double dp = 1, tp = 1;
@@ -56,6 +58,24 @@ std::string largest_share(const Json& shares) {
   return most;
 }
 
+void look_at_gpu(const ConfigNode& gpu, Situation& now) {
+  now.gpu = text_at(gpu.json(), "/name");
+  if (gpu.json().contains("hbm_capacity"))
+    now.sizes.hbm_mib = gpu.child("hbm_capacity").quantity<Bytes>().value() / (1 << 20);
+}
+
+// Reads a vision encoder as SGLang does.
+void look_at_vision(const Json& model, Situation& now) {
+  if (!model.contains("vision_config")) return;
+  constexpr double usual_layers = 24, usual_hidden = 1024;
+  const auto size = [&](const std::string& key, double usual) {
+    const double other = number_at(model, "/vision_config/vt_" + key, usual);
+    return number_at(model, "/vision_config/" + key, other);
+  };
+  now.sizes.vision_layers = size("num_hidden_layers", usual_layers);
+  now.sizes.vision_hidden = size("hidden_size", usual_hidden);
+}
+
 Situation look_at(const ConfigNode& experiment) {
   const Json& json = experiment.json();
   Situation now;
@@ -63,7 +83,7 @@ Situation look_at(const ConfigNode& experiment) {
   if (json.contains("cluster")) {
     const ConfigNode cluster = named_or_inline(experiment.child("cluster"), Shipped::cluster);
     if (cluster.json().contains("gpu"))
-      now.gpu = text_at(named_or_inline(cluster.child("gpu"), Shipped::gpu).json(), "/name");
+      look_at_gpu(named_or_inline(cluster.child("gpu"), Shipped::gpu), now);
     now.domain = number_at(cluster.json(), "/scale_up_domain",
                            number_at(cluster.json(), "/gpus_per_node", 1));
   }
@@ -71,6 +91,8 @@ Situation look_at(const ConfigNode& experiment) {
     const ConfigNode file = named_or_inline(experiment.child("model"), Shipped::model);
     const MoeModel model = read_model(file);
     now.model = model.name;
+    now.moe = model.experts > 0;
+    look_at_vision(file.json(), now);
     // Left out, the precision is that of the model's files.
     if (const auto stored = read_stored_precision(file, model); stored && stored->unknown.empty()) {
       now.experts = precision_names[at(stored->plan.experts)];
@@ -88,6 +110,14 @@ Situation look_at(const ConfigNode& experiment) {
   now.tp = number_at(json, "/parallel/tp", 1);
   const double per_rank = number_at(json, "/workload/arrivals/concurrency_per_rank", 0);
   now.concurrency = number_at(json, "/workload/arrivals/concurrency", per_rank * now.dp);
+  const auto whole = [&](const char* key, double other) {
+    return static_cast<int>(number_at(json, key, other));
+  };
+  now.sizes.dp = now.moe ? static_cast<int>(now.dp) : 1;
+  now.sizes.gpus = now.sizes.dp * static_cast<int>(now.tp);
+  now.sizes.pp = whole("/parallel/pp", 1);
+  now.sizes.drafts = whole("/speculation/tokens", 0);
+  now.sizes.recipe = !now.engine.recipe.empty();
   return now;
 }
 
@@ -201,15 +231,16 @@ std::span<const Key> preset_keys() {
   static constexpr Key keys[] = {
       {"name", form::text, required, "the engine's name"},
       {"source", form::text, required, "what its settings were read from"},
+      {"without_vision", texts, "[]", "models that begin so run without their vision encoder"},
       {"settings", form::list(setting), required,
        "settings in order; a later setting replaces an earlier one"}};
   return keys;
 }
 
-Json settings_of(const ConfigNode& preset, const Situation& now) {
+// The preset's settings over those by size.
+Json settings_of(const ConfigNode& preset, const Situation& now, Json all) {
   return read_object(preset, preset_keys, [&](ConfigReader& r) {
-    r.text("name"), r.text("source");
-    Json all = Json::object();
+    r.text("name"), r.text("source"), r.optional("without_vision");
     for (const ConfigNode& setting : r.child("settings").list()) {
       read_object(setting, setting_keys, [&](ConfigReader& s) {
         s.text("source");
@@ -312,13 +343,19 @@ ConfigNode preset_of(const ServingEngine& engine) {
 
 ConfigNode with_preset(const ConfigNode& experiment) {
   if (!experiment.json().is_object() || !experiment.json().contains("engine")) return experiment;
-  const Situation now = look_at(experiment);
+  Situation now = look_at(experiment);
   const ServingEngine* engine = find_engine(now.engine.name);
   if (engine == nullptr) return experiment;
   Json config = experiment.json();
-  Json preset = settings_of(preset_of(*engine), now);
+  const ConfigNode file = preset_of(*engine);
+  for (const Json& model : file.json().value("without_vision", Json::array()))
+    if (now.model.starts_with(model.get<std::string>())) now.sizes.vision_layers = 0;
+  Json preset =
+      settings_of(file, now, engine->by_size ? engine->by_size(now.sizes) : Json::object());
   // Without a recipe the preset only guesses what a checkpoint's own files say.
-  if (now.files_say && now.engine.recipe.empty()) preset.erase("precision");
+  if (now.files_say && now.engine.recipe.empty() && preset.contains("precision"))
+    for (const char* key : {"experts", "attention", "ffn", "kv_cache", "activations"})
+      preset["precision"].erase(key);
   // Two keys for one share: the experiment's own holds.
   constexpr std::pair<const char*, const char*> shares[] = {
       {"gpu_memory_utilization", "free_gpu_memory_fraction"},
@@ -327,6 +364,9 @@ ConfigNode with_preset(const ConfigNode& experiment) {
     if (find_value(config, fmt::format("/kv_cache/{}", own)) && preset.contains("kv_cache"))
       preset["kv_cache"].erase(other);
   fill(config, preset);
+  if (engine->memory_share != nullptr && !find_value(config, "/kv_cache/gpu_memory_utilization") &&
+      !find_value(config, "/kv_cache/free_gpu_memory_fraction"))
+    config["kv_cache"]["gpu_memory_utilization"] = engine->memory_share(now.sizes, config);
   return {std::move(config), experiment.file(), experiment.pointer()};
 }
 

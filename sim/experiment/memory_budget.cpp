@@ -167,11 +167,35 @@ void check_memory(const Deployment& e, const MemoryBudget& memory, GpuRole role)
 
 }  // namespace
 
-MemoryBudget memory_budget(const Deployment& e) {
+namespace {
+
+Bytes states_of_all(const Deployment& e) {
+  return state_bytes(e.model, e.parallel, e.precision) * double(e.scheduler->max_num_seqs());
+}
+
+// Before states that have room of their own.
+MemoryBudget before_states(const Deployment& e) {
   const GpuRole role = e.parallel.afd() ? GpuRole::attention : GpuRole::both;
   const std::optional<double>& share_of_rest = e.kv_cache.free_gpu_memory_fraction;
   MemoryBudget memory = budget(e, share_of_rest ? 1 : e.kv_cache.gpu_memory_utilization, role);
   if (share_of_rest) memory.kv = memory.kv * *share_of_rest;
+  return memory;
+}
+
+}  // namespace
+
+bool has_room_for_states(const Deployment& e) {
+  constexpr double of_tokens = .9;  // SGLang's mamba_full_memory_ratio
+  return states_of_all(e) <= before_states(e).kv * (of_tokens / (1 + of_tokens));
+}
+
+MemoryBudget memory_budget(const Deployment& e) {
+  const GpuRole role = e.parallel.afd() ? GpuRole::attention : GpuRole::both;
+  MemoryBudget memory = before_states(e);
+  if (e.kv_cache.paging.reserves_states) {
+    memory.buffers += states_of_all(e);
+    memory.kv -= states_of_all(e);
+  }
   memory.kv_blocks =
       static_cast<std::int64_t>(std::max(0.0, std::floor(memory.kv / e.kv_layout.block)));
   check_memory(e, memory, role);

@@ -89,10 +89,10 @@ void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec
 
 // Whose KV cache a GPU holds: layers of its pipeline stage, as kv_layout() counts them.
 double layers_held(const Deployment& e) {
-  const int layers = e.kv_layout.groups.front().layers;
+  const int layers = e.kv_held.groups.front().layers;
   const int pp = e.parallel.pp;
   const int of_stage = (layers + pp - 1) / pp;
-  return double(e.kv_layout.groups.size()) * of_stage;
+  return double(e.kv_held.groups.size()) * of_stage;
 }
 
 }  // namespace
@@ -133,7 +133,7 @@ KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tok
   const Deployment& decode = experiment.decode();
   const KvLink& link = *experiment.kv_link;
   const auto held = [&](const Deployment& e) {
-    return e.kv_layout.block.value() * double(e.kv_layout.blocks_for(prompt_tokens));
+    return e.kv_held.block.value() * double(e.kv_held.blocks_for(prompt_tokens));
   };
   const double to_one_stage = held(decode) * decode.parallel.tp;
   // GPUs that hold the same share in sending it: of a rank under PCP, or what stripes of DCP take.

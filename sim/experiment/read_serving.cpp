@@ -21,7 +21,8 @@ namespace moesim {
 std::span<const Key> kv_cache_keys() {
   static constexpr Form tier = form::object(kv_tier_keys);
   static constexpr Key keys[] = {
-      {"block_size", form::integer(1, 4096), "16", "tokens of a block"},
+      {"block_size", form::integer(1, 65'536), "16",
+       "tokens of a block; more where a state of a linear layer fills more"},
       {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "share of HBM that the engine uses"},
       {"free_gpu_memory_fraction", form::number(0.01, 1), unset("not used"),
        "instead: of what all else leaves of HBM (TensorRT-LLM)"},
@@ -31,6 +32,10 @@ std::span<const Key> kv_cache_keys() {
        "copies of the logits of all sampled tokens that sampling holds at once"},
       {"disable_hybrid_kv_cache_manager", form::flag, "false",
        "layers with a window keep every token, too"},
+      {"swa_full_tokens_ratio", form::number(0, 1), unset("one pool"),
+       "tokens of the windows' own pool over those of other layers (SGLang)"},
+      {"reserve_states", form::flag, "false",
+       "states have room of their own for max_num_seqs requests, if there is"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"},
       {"retention", form::policy("retention"), unset("lru"),
        "what HBM holds between an agent's requests"},
@@ -212,8 +217,12 @@ void read_retention(ConfigReader& kv, PoolSpec& spec) {
 // States that layers keep of a sequence are not kept for later prompts.
 void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
   read_object(node, kv_cache_keys, [&](ConfigReader& kv) {
-    spec.kv_cache.block_tokens = static_cast<int>(kv.integer("block_size"));
-    spec.kv_cache.keeps_all = kv.flag("disable_hybrid_kv_cache_manager");
+    KvPaging& paging = spec.kv_cache.paging;
+    paging.block_tokens = static_cast<int>(kv.integer("block_size"));
+    paging.keeps_all = kv.flag("disable_hybrid_kv_cache_manager");
+    if (kv.optional("swa_full_tokens_ratio"))
+      paging.window_ratio = kv.number("swa_full_tokens_ratio");
+    paging.reserves_states = kv.flag("reserve_states");
     if (!kv.optional("free_gpu_memory_fraction")) {
       spec.kv_cache.gpu_memory_utilization = kv.number("gpu_memory_utilization");
     } else if (kv.optional("gpu_memory_utilization")) {

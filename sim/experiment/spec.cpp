@@ -551,14 +551,24 @@ bool fuses_experts(const ChosenPolicies& chosen) {
       chosen.phases, [](const PhaseSpec& phase) { return phase.dispatch->fuses_experts(); });
 }
 
-KvLayout kv_layout_of(const PoolSpec& e) {
-  KvLayout layout =
-      kv_layout(e.model, e.parallel, e.precision, e.kv_cache.block_tokens, e.kv_cache.keeps_all);
+namespace {
+
+KvLayout paged(const PoolSpec& e, const KvPaging& paging) {
+  KvLayout layout = kv_layout(e.model, e.parallel, e.precision, paging);
   if (e.speculation.has_module()) {
     const double layers = double(e.model.layers.size());
     layout.block = layout.block * ((layers + 1) / layers);
   }
   return layout;
+}
+
+}  // namespace
+
+KvLayout kv_layout_of(const PoolSpec& e) { return paged(e, e.kv_cache.paging); }
+
+KvLayout kv_held_of(const PoolSpec& e) {
+  const KvPaging& own = e.kv_cache.paging;
+  return paged(e, {.block_tokens = own.block_tokens, .keeps_all = own.keeps_all});
 }
 
 Mover mover_of(const PoolSpec& e) {

@@ -55,12 +55,11 @@ struct PlacementSpec {
 
 /// The KV cache's share of memory, and its blocks.
 struct KvCacheSpec {
-  int block_tokens = 16;
+  KvPaging paging{};
   double gpu_memory_utilization = 0.9;               ///< of HBM
   std::optional<double> free_gpu_memory_fraction{};  ///< instead: of what all else leaves of HBM
   Bytes process_memory{};                            ///< of a GPU, for the engine's process
   std::optional<double> logits_copies{};  ///< of all sampled tokens; none: one of a GPU's slice
-  bool keeps_all = false;                 ///< layers with a window keep every token
   std::shared_ptr<const Retention> retention{};  ///< between an agent's requests; none: lru
   std::vector<KvTierPlan> tiers{};               ///< below HBM, nearest first
   /// How long before an agent is back its blocks are loaded from tiers; none: when it is back.
@@ -290,6 +289,8 @@ RooflineTime expert_time(const ServedModel&);
 bool fuses_experts(const ChosenPolicies&);
 /// How its KV cache is laid out, the layer of an MTP module included.
 KvLayout kv_layout_of(const PoolSpec&);
+/// The same were there one pool: of what a sequence holds, its window and states included.
+KvLayout kv_held_of(const PoolSpec&);
 /// How its weights move.
 Mover mover_of(const PoolSpec&);
 /// Context of rebalancers. The mover must outlive it.

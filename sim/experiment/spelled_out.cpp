@@ -51,7 +51,12 @@ Json precision_object(std::string_view text, const MoeModel& model,
   } else if (!four_bits || model.experts == 0) {
     others = experts;
   }
-  return {{"experts", name(experts)}, {"attention", name(others)}};
+  Json precision{{"experts", name(experts)}, {"attention", name(others)}};
+  // ModelOpt's NVFP4 of what is published in fp8: attention in bf16, all FFNs converted.
+  if (slash == text.npos && experts == Precision::nvfp4 && model.experts > 0 &&
+      bytes_per_element(others) < 2)
+    precision.update({{"attention", "bf16"}, {"ffn", "nvfp4"}});
+  return precision;
 }
 
 ConfigNode spelled_out(const ConfigNode& experiment) {

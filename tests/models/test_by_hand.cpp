@@ -611,7 +611,7 @@ TEST_CASE("GLM-5.2 has an indexer in 21 of 78 layers, however its file says it")
   // In fp8 a token's latent has 512 numbers, 4 scales of fp32 and 64 numbers in bf16.
   CHECK(kv_bytes_per_token(by_frequency, {}, {.kv_cache = Precision::fp8}) ==
         Bytes(78 * (512 + 4 * 4 + 64 * 2) + 21 * 132));
-  CHECK(kv_layout(by_frequency, {}, {}, 16).block == Bytes(16 * 92'628));
+  CHECK(kv_layout(by_frequency, {}, {}).block == Bytes(16 * 92'628));
   CHECK(by_frequency.max_positions == 1'048'576);
 
   Json named = json;

@@ -624,14 +624,41 @@ TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no 
   CHECK(state_numbers(linear, 8) == 131'072);
   // 15 layers of attention, 2 x 2 heads x 256.
   CHECK(kv_bytes_per_token(model, {}, {}) == Bytes(15 * 1024 * 2));
+  // A state of a layer is as large as 1,060 tokens of 2,048 B, and blocks are whole sixteens.
   PrecisionPlan precision;
   precision.state_bytes = 2;
-  const KvLayout layout = kv_layout(model, {}, precision, 16);
-  const double state = 45 * (1'048'576 * 2.0 + 3 * 12'288 * 2.0);
-  CHECK(double(layout.state_blocks) == std::ceil(state / layout.block.value()));
+  const KvLayout layout = kv_layout(model, {}, precision);
+  const double state = 1'048'576 * 2.0 + 3 * 12'288 * 2.0;
+  CHECK(layout.block_tokens == 1'072);
+  CHECK(layout.block == Bytes(15.0 * layout.block_tokens * 2048));
+  CHECK(layout.state_blocks == 3);
   CHECK(layout.blocks_for(0) == 0);
-  CHECK(layout.blocks_for(1) == layout.state_blocks + 1);
-  CHECK(layout.blocks_for(1'000) == layout.state_blocks + 63);
+  CHECK(layout.blocks_for(1) == 3 + 1);
+  CHECK(layout.blocks_for(layout.block_tokens + 1) == 3 + 2);
+  CHECK(state_bytes(model, {}, precision) == Bytes(45 * state));
+  // Room of their own: blocks are those of tokens alone.
+  const KvLayout apart = kv_layout(model, {}, precision, {.reserves_states = true});
+  CHECK(apart.block_tokens == 16);
+  CHECK(apart.state_blocks == 0);
+}
+
+TEST_CASE("vLLM's logs say how many requests of 8,192 tokens such pages hold") {
+  // "Maximum concurrency for 8,192 tokens per request", vLLM 0.18 on H200, by the GiB of its KV
+  // cache (validation_db.json of ashishkamra/vllm-memory-estimator).
+  struct Log {
+    const char* model;
+    int tp;
+    double state_bytes, gib, requests;
+  };
+  for (const Log& log : {Log{"qwen3_5_397b_a17b", 4, 4, 26.76, 161.0},
+                         Log{"qwen3_next_80b_a3b", 1, 2, 49.29, 208.32}}) {
+    PrecisionPlan precision;
+    precision.state_bytes = log.state_bytes;
+    const ParallelPlan plan{.tp = log.tp};
+    const KvLayout layout = kv_layout(zoo(log.model), plan, precision);
+    const double request = layout.block.value() * double(layout.blocks_for(8192));
+    CHECK_THAT(log.gib * 1024 * 1024 * 1024 / request, WithinRel(log.requests, 2e-3));
+  }
 }
 
 TEST_CASE("a linear layer's decode reads and writes its state, whatever came before") {
@@ -1091,7 +1118,7 @@ TEST_CASE("one token's KV cache has the bytes that engines reserve") {
 
 TEST_CASE("a block lies in one piece for each array that a layer keeps") {
   const auto pieces = [](const char* model, const ParallelPlan& plan = {}) {
-    return kv_layout(zoo(model), plan, {}, 16).pieces;
+    return kv_layout(zoo(model), plan, {}).pieces;
   };
   CHECK(pieces("qwen3_30b_a3b") == 48 * 2);  // keys and values
   CHECK(pieces("qwen3_30b_a3b", {.tp = 4}) == 48 * 2);
@@ -1103,7 +1130,7 @@ TEST_CASE("a block lies in one piece for each array that a layer keeps") {
 }
 
 TEST_CASE("layers of one kind page their KV cache together") {
-  const KvLayout full = kv_layout(zoo("qwen3_30b_a3b"), {}, {}, 16);
+  const KvLayout full = kv_layout(zoo("qwen3_30b_a3b"), {}, {});
   REQUIRE(full.groups.size() == 1);
   CHECK(full.block == 16 * kv_bytes_per_token(zoo("qwen3_30b_a3b"), {}, {}));
   CHECK(full.blocks_for(0) == 0);
@@ -1113,7 +1140,7 @@ TEST_CASE("layers of one kind page their KV cache together") {
 
   // gpt-oss-20b: 12 windowed and 12 full layers; a block holds 16 tokens x 12 layers x 2 x 8 x 64 x
   // 2 B. The window of 128 tokens touches at most 128/16 + 1 = 9 blocks.
-  const KvLayout oss = kv_layout(zoo("gpt_oss_20b"), {}, {}, 16);
+  const KvLayout oss = kv_layout(zoo("gpt_oss_20b"), {}, {});
   REQUIRE(oss.groups.size() == 2);
   CHECK(oss.groups[0].layers == 12);
   CHECK(oss.groups[1].layers == 12);
@@ -1126,16 +1153,22 @@ TEST_CASE("layers of one kind page their KV cache together") {
   CHECK(oss.blocks_in_step(8192, 8193) == 513 + 9);
   CHECK(oss.blocks_in_step(8191, 8192) == 512 + 8);
   // Without the hybrid manager all 24 layers keep all tokens, in blocks twice as large.
-  const KvLayout whole = kv_layout(zoo("gpt_oss_20b"), {}, {}, 16, true);
+  const KvLayout whole = kv_layout(zoo("gpt_oss_20b"), {}, {}, {.keeps_all = true});
   REQUIRE(whole.groups.size() == 1);
   CHECK_FALSE(whole.has_windows());
   CHECK(whole.block == Bytes(16 * 24 * 2048));
   CHECK(whole.blocks_for(1600) == 100);
+  // SGLang's pools: one of full layers, and one for .8 of its tokens of the windows.
+  const KvLayout pools = kv_layout(zoo("gpt_oss_20b"), {}, {}, {.window_ratio = .8});
+  REQUIRE(pools.groups.size() == 1);
+  CHECK(pools.has_windows());
+  CHECK_THAT(pools.block.value(), WithinRel(16 * (12 + .8 * 12) * 2048, 1e-12));
+  CHECK(pools.blocks_for(1600) == 100);
   // vLLM's cap: 128 - 1 + 8192 tokens in one block more than they fill.
   CHECK(oss.blocks_at_most(100'000, 8192) == 6250 + 521);
 
   // Llama-4-Scout: 36 chunked and 12 full layers are 3 + 1 groups of 12.
-  const KvLayout scout = kv_layout(zoo("llama_4_scout"), {}, {}, 16);
+  const KvLayout scout = kv_layout(zoo("llama_4_scout"), {}, {});
   REQUIRE(scout.groups.size() == 4);
   CHECK(std::count_if(scout.groups.begin(), scout.groups.end(),
                       [](const KvGroup& group) { return group.window == 8192; }) == 3);
@@ -1152,7 +1185,7 @@ TEST_CASE(
     const LayerSpec slides{kind.in_layer({.window = 1024})}, whole{kind.in_layer({})};
     model.layers.assign(static_cast<std::size_t>(windowed), slides);
     model.layers.insert(model.layers.end(), static_cast<std::size_t>(full), whole);
-    return kv_layout(model, {}, {}, 16);
+    return kv_layout(model, {}, {});
   };
   // Gemma 3 27B: 52 sliding and 10 full layers are 6 + 1 groups of 10, and not 31 of 2.
   const KvLayout gemma = groups(10, 52);

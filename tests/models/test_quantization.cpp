@@ -96,7 +96,7 @@ TEST_CASE("every quantiser's way to say it is read") {
                "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"]})";
   };
   CHECK(quantised(groups(R"({"num_bits": 4, "type": "int", "group_size": 32})", "null")) ==
-        text("int4", "bf16", "bf16", "bf16"));
+        text("int4_g32", "bf16", "bf16", "bf16"));
   CHECK(quantised(groups(R"({"num_bits": 4, "type": "float", "group_size": 32})", "null")) ==
         text("mxfp4", "bf16", "bf16", "bf16"));
   CHECK(quantised(groups(R"({"num_bits": 8, "type": "float", "strategy": "channel"})",
@@ -808,7 +808,7 @@ TEST_CASE("forty config.json of this year are read with their precisions") {
       {"deepseek-ai--DeepSeek-R1", text("fp8_block", "fp8_block", "bf16", "fp8_block")},
       {"deepseek-ai--DeepSeek-V4-Flash", text("mxfp4", "fp8_block", "fp8", "fp8_block")},
       {"sgl-project--DeepSeek-V4-Flash-FP8", text("fp8_block", "fp8_block", "fp8", "fp8_block")},
-      {"moonshotai--Kimi-K2.5", text("int4", "bf16", "bf16", "bf16")},
+      {"moonshotai--Kimi-K2.5", text("int4_g32", "bf16", "bf16", "bf16")},
       {"moonshotai--Kimi-K3", text("mxfp4", "bf16", "bf16", "bf16")},
       // Its shared experts and dense layer are converted, too; Gemma's dense FFNs are not.
       {"nvidia--Kimi-K2.5-NVFP4",

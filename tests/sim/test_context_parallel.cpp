@@ -203,7 +203,7 @@ TEST_CASE("layers that keep states take no part: their heads are cut as without 
   CHECK(stripe_fault(next, 8, 4).empty());
   CHECK(most_stripes(next, 8) == 4);
   const ParallelPlan whole{.tp = 8, .ep = 8}, shared = striped(8, 4, DcpMerge::all_to_all);
-  const KvLayout a = kv_layout(next, whole, {}, 16), b = kv_layout(next, shared, {}, 16);
+  const KvLayout a = kv_layout(next, whole, {}), b = kv_layout(next, shared, {});
   CHECK(a.state_blocks == b.state_blocks);
   CHECK(b.block_tokens == 4 * a.block_tokens);
   const auto of_layer = [&](const ParallelPlan& plan) {

@@ -80,6 +80,44 @@ TEST_CASE("a share of memory that a config gives holds, whichever key the preset
   }
 }
 
+TEST_CASE("engines choose settings by the sizes of GPU and group, as their sources do") {
+  struct Row {
+    const char *engine, *gpu, *model;
+    int dp, tp;
+    double share;
+    int tokens, graphs;
+  };
+  // Shares: 1 - (512 + 1.5 x tokens + 2 x graphs + 128 x GPUs) / MiB, 10 GiB at least, by hand.
+  constexpr const char *small = "qwen3_30b_a3b", *kimi = "kimi_k2_5";
+  for (const Row& row : {Row{"sglang", "h100", small, 1, 8, .818, 8192, 512},
+                         Row{"sglang", "h100", small, 1, 2, .834, 8192, 256},
+                         Row{"sglang", "h200", small, 1, 8, .897, 8192, 512},
+                         Row{"sglang", "h200", small, 8, 1, .769, 1024, 512},
+                         Row{"sglang", "h200", "llama_3_3_70b", 4, 2, .906, 8192, 256},
+                         Row{"sglang", "b200", small, 1, 8, .852, 16384, 512},
+                         Row{"sglang", "l40s", small, 1, 1, .851, 4096, 32},
+                         Row{"sglang", "mi355x", small, 1, 8, .908, 16384, 512},
+                         Row{"sglang", "mi355x", kimi, 1, 8, .826, 16384, 512},
+                         Row{"vllm", "h100", small, 1, 8, .9, 8192, 512},
+                         Row{"vllm", "rtx_pro_6000", small, 1, 8, .9, 8192, 512},
+                         Row{"vllm", "l40s", small, 1, 8, .9, 2048, 512},
+                         Row{"vllm", "a100_80g", small, 1, 8, .9, 2048, 512}}) {
+    CAPTURE(row.engine, row.gpu, row.model);
+    Json config = with_engine_named({{"name", row.engine}});
+    config["model"] = row.model;
+    config["cluster"] = {{"gpu", row.gpu}, {"gpus_per_node", 8}};
+    config["parallel"] = {{"dp", row.dp}, {"tp", row.tp}};
+    const Json json = filled(config);
+    CHECK_THAT(json["kv_cache"]["gpu_memory_utilization"].get<double>(),
+               Catch::Matchers::WithinAbs(row.share, 1e-3));
+    CHECK(json["scheduling"]["max_num_batched_tokens"] == row.tokens);
+    CHECK(json["cuda_graph"]["max"] == row.graphs);
+    // What is given holds.
+    config["kv_cache"]["gpu_memory_utilization"] = .5;
+    CHECK(filled(config)["kv_cache"]["gpu_memory_utilization"] == .5);
+  }
+}
+
 TEST_CASE("GPUs without FP4 arithmetic multiply nvfp4 weights in bf16, and it is said") {
   const auto at = [](const char* cluster) {
     Json json = with_engine_named({{"name", "vllm"}});

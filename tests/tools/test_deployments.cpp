@@ -93,7 +93,8 @@ TEST_CASE("plan asks for weights as stored, or in the precision that it is told"
   CHECK(asked("fp8_block", "", moe, true) ==
         Json{{"experts", "fp8_block"}, {"attention", "fp8_block"}});
   // Checkpoints of four bits convert experts; those of dense models convert everything.
-  CHECK(asked("nvfp4", "", moe, true) == Json{{"experts", "nvfp4"}, {"attention", "fp8"}});
+  CHECK(asked("nvfp4", "", moe, true) ==
+        Json{{"experts", "nvfp4"}, {"attention", "bf16"}, {"ffn", "nvfp4"}});
   CHECK(asked("nvfp4", "", moe, false) == Json{{"experts", "nvfp4"}, {"attention", "bf16"}});
   CHECK(asked("nvfp4", "", dense, true) == Json{{"experts", "nvfp4"}, {"attention", "nvfp4"}});
   CHECK(asked("int4/bf16", "fp8", moe, true) ==

@@ -609,7 +609,7 @@ TEST_CASE("a share of memory is told to the engine whose meaning it has") {
   CHECK(flags_in(launch("vllm", base)).count("--gpu-memory-utilization") == 1);
   CHECK(flags_in(launch("sglang", base)).count("--mem-fraction-static") == 0);
   const Json sglang = with({{"engine", {{"name", "sglang"}}}});
-  CHECK_THAT(launch("sglang", sglang), Contains("--mem-fraction-static 0.88"));
+  CHECK_THAT(launch("sglang", sglang), Contains("--mem-fraction-static 0.833"));
   CHECK(flags_in(launch("vllm", sglang)).count("--gpu-memory-utilization") == 0);
 }
 

@@ -8,6 +8,7 @@
 
 #include "hardware/text.hpp"
 #include "sim/engines/serving_engine.hpp"
+#include "sim/experiment/engine.hpp"
 #include "tools/bench/mlperf.hpp"
 #include "tools/bench/trtllm_bench.hpp"
 #include "traces/gating/presets.hpp"
@@ -370,7 +371,7 @@ std::optional<Json> checkpoint_of(const MeasuredPoint& point) {
     return stored(fp8, fp8, fp8);
   }
   // Only routed experts are in four bits, and weights alone.
-  if (p.starts_with("int4")) return stored("int4", "bf16", "bf16");
+  if (p.starts_with("int4")) return stored(is("Kimi") ? "int4_g32" : "int4", "bf16", "bf16");
   if (p == "fp4" || p == "nvfp4") {
     // What ModelOpt's checkpoints leave in bf16, by their hf_quant_config.json.
     if (is("Qwen3.5")) return stored("nvfp4", "bf16", "bf16");
@@ -427,7 +428,11 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
             {"workload", {{"gating", gating_of(point, model_path)}}},
             {"placement", "linear"},
             {"measurement", {{"expert_counts", false}}}};
-  if (has_whole_prompts(point)) json["scheduling"] = {{"max_num_batched_tokens", 16384}};
+  if (has_whole_prompts(point)) {
+    // The share of memory stays that of the default chunk.
+    json["kv_cache"] = with_preset(ConfigNode(json, "validate.json")).json().at("kv_cache");
+    json["scheduling"] = {{"max_num_batched_tokens", 16384}};
+  }
   if (is_wide_ep(point)) {
     json["dispatch"] = {{"prefill", {{"type", "all_to_all"}, {"precision", "fp8_block"}}},
                         {"decode", {{"type", "low_latency"}, {"precision", "fp8_block"}}}};

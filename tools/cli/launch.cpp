@@ -76,8 +76,7 @@ ParallelPlan plan_of_command(ParallelPlan plan) {
 }
 
 bool has_windows(const PoolSpec& pool) {
-  return kv_layout(pool.model, pool.parallel, pool.precision, pool.kv_cache.block_tokens)
-      .has_windows();
+  return kv_layout(pool.model, pool.parallel, pool.precision).has_windows();
 }
 
 Server server_of(const ExperimentSpec& spec, const PoolSpec& pool, const std::string& role) {
@@ -108,8 +107,8 @@ Server server_of(const ExperimentSpec& spec, const PoolSpec& pool, const std::st
           .waterfill = pool.shared_expert.draws(),
           .prefix_caching = pool.prefix_caching,
           .has_windows = has_windows(pool),
-          .keeps_all = pool.kv_cache.keeps_all,
-          .block_tokens = pool.kv_cache.block_tokens,
+          .keeps_all = pool.kv_cache.paging.keeps_all,
+          .block_tokens = pool.kv_cache.paging.block_tokens,
           .gpu_memory_utilization = pool.kv_cache.gpu_memory_utilization,
           .free_gpu_memory_fraction = pool.kv_cache.free_gpu_memory_fraction,
           .prefill_alignment = pool.prefill_alignment.type,

@@ -189,13 +189,17 @@ std::string settle_checkpoint(ServingQuestion& question) {
     return {};
   }
   const Checkpoints known = zoo(named);
-  const auto blocks = known.find(Precision::fp8_block);
-  if (question.precision != name_of(Precision::fp8) || known.contains(Precision::fp8) ||
-      blocks == known.end())
-    return {};
-  question.precision = name_of(Precision::fp8_block);
-  return fmt::format("--precision fp8: the known FP8 weights, {}, are in fp8_block",
-                     blocks->second);
+  using enum Precision;
+  constexpr std::pair<Precision, Precision> published[] = {{fp8, fp8_block}, {int4, int4_g32}};
+  for (const auto& [asked, kept] : published) {
+    const auto weights = known.find(kept);
+    if (question.precision != name_of(asked) || known.contains(asked) || weights == known.end())
+      continue;
+    question.precision = name_of(kept);
+    return fmt::format("--precision {}: the known weights, {}, are in {}", name_of(asked),
+                       weights->second, name_of(kept));
+  }
+  return {};
 }
 
 int tokens_of_option(const std::string& option, const std::string& text) {
@@ -249,6 +253,10 @@ Json one_deployment(const ServingQuestion& question, const ParallelPlan& plan, i
   const MoeModel model = read_model(named);
   Json config = base_deployment(question, model, read_stored_precision(named, model));
   config["parallel"] = {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}, {"pp", plan.pp}};
+  if (find_engine(question.engine) != nullptr) {  // which chooses by sizes
+    config["scheduling"].erase("max_num_batched_tokens");
+    config["scheduling"].erase("max_num_seqs");
+  }
   if (concurrency > 0) {
     // Ten waves of requests, as benchmarks send.
     constexpr int waves = 10, least = 100;

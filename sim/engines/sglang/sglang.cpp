@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 
 #include "hardware/quoting.hpp"
 #include "sim/engines/serving_engine.hpp"
@@ -265,6 +266,44 @@ constexpr ImageVersion images[] = {
 
 constexpr std::string_view platforms[] = {"cuda", "rocm", "npu"};
 
+// Returns what 0.5.9's server_args.py chooses (_handle_gpu_memory_settings). Attention ranks divide
+// the tokens of a chunk; scripts give them theirs.
+Json by_size(const ServerSizes& s) {
+  struct Class {
+    double below_gib;
+    int chunk, few_graphs, graphs;  // graphs below TP 4, and from there on
+  };
+  static constexpr Class classes[] = {{20, 2048, 8, 8},
+                                      {35, 2048, 24, 80},
+                                      {60, 4096, 32, 160},
+                                      {160, 8192, 256, 512},
+                                      {1e9, 16384, 512, 512}};
+  const Class& own = *std::ranges::find_if(
+      classes, [&](const Class& each) { return s.hbm_mib < 1024 * each.below_gib; });
+  return {{"scheduling",
+           {{"max_num_batched_tokens", s.recipe ? own.chunk : std::max(1, own.chunk / s.dp)}}},
+          {"cuda_graph", {{"max", s.gpus < 4 ? own.few_graphs : own.graphs}}}};
+}
+
+// HBM less what the same function reserves for activations, graphs and communication, in MiB, and
+// of vision models less (adjust_mem_fraction_for_vlm). Kimi-K2.5 on 8 MI355X logs .82604.
+double memory_share(const ServerSizes& s, const Json& experiment) {
+  const double chunk =
+      s.dp * experiment.value("/scheduling/max_num_batched_tokens"_json_pointer, 8192.);
+  const double graph = experiment.value("/cuda_graph/max"_json_pointer, 512.);
+  double reserved = 512 + 1.5 * std::max(chunk, 2048.) + 2 * graph + 128. * s.gpus * s.pp;
+  if (s.dp > 1) reserved += graph * s.dp * (graph > 300 ? 4.5 : 3);
+  if (s.hbm_mib > 60 * 1024) reserved = std::max(reserved, 10. * 1024);
+  if (s.drafts > 0) reserved += 2 * 1024;
+  double share = std::round(1000 * (1 - reserved / s.hbm_mib)) / 1000;
+  if (s.vision_layers > 0) {
+    constexpr double usual = 24. * 1024 * 1024;
+    const double more = s.vision_layers * s.vision_hidden * s.vision_hidden / usual - 1;
+    share *= .95 * std::clamp(1 - .1 * more, .8, 1.05);
+  }
+  return std::clamp(share, .01, 1.);
+}
+
 }  // namespace
 
 ServingEngine sglang_engine() {
@@ -272,6 +311,8 @@ ServingEngine sglang_engine() {
           .title = "SGLang",
           .preset = embedded::sglang(),
           .platforms = platforms,
+          .by_size = by_size,
+          .memory_share = memory_share,
           .unfit = [](const ParallelPlan&) { return std::string(); },
           .next_graph_size = next_graph_size,
           .prompts_first = true,

@@ -267,6 +267,14 @@ constexpr ImageVersion images[] = {
 
 constexpr std::string_view platforms[] = {"cuda", "rocm", "tpu", "npu", "neuron"};
 
+// An API server's defaults (arg_utils.py).
+Json by_size(const ServerSizes& s) {
+  const bool large = s.hbm_mib >= 70 * 1024;
+  return {
+      {"scheduling",
+       {{"max_num_batched_tokens", large ? 8192 : 2048}, {"max_num_seqs", large ? 1024 : 256}}}};
+}
+
 }  // namespace
 
 ServingEngine vllm_engine() {
@@ -274,6 +282,7 @@ ServingEngine vllm_engine() {
           .title = "vLLM",
           .preset = embedded::vllm(),
           .platforms = platforms,
+          .by_size = by_size,
           .unfit = unfit,
           .next_graph_size = next_graph_size,
           .steps_hold_all_sequences = true,  // vllm/config/scheduler.py, verify_max_model_len
