@@ -73,11 +73,11 @@ struct States {
 
 States states_of(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision) {
   States states;
-  for (const LayerSpec& layer : model.layers)
-    if (const double here = kept(layer, plan, precision).state_bytes; here > 0) {
-      ++states.layers;
-      states.bytes += here;
-    }
+  for (const LayerSpec& layer : model.layers) {
+    if (!layer.mixer->recurrent()) continue;
+    ++states.layers;
+    states.bytes += kept(layer, plan, precision).state_bytes;
+  }
   if (states.layers > 0) states.bytes /= states.layers;
   return states;
 }
@@ -127,7 +127,7 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
       layers_of_kind[{sight.window, sight.chunked}] += layers;
     }
   }
-  const States states = paging.reserves_states ? States{} : states_of(model, plan, precision);
+  const States states = paging.pages_as_states ? states_of(model, plan, precision) : States{};
   double fewest = std::numeric_limits<double>::max(), most = 0;
   const auto count = [&](double layers) {
     fewest = std::min(fewest, layers);
@@ -160,7 +160,12 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
                  block_tokens;
   layout.pieces =
       kept_by_stage(model, plan, precision, &Kept::pieces) / double(layout.groups.size());
-  layout.state_blocks = static_cast<std::int64_t>(std::ceil(states.layers / group_layers));
+  if (states.layers > 0) {
+    layout.state_blocks = static_cast<std::int64_t>(std::ceil(states.layers / group_layers));
+  } else if (!paging.reserves_states) {
+    layout.state_blocks =
+        static_cast<std::int64_t>(std::ceil(state_bytes(model, plan, precision) / layout.block));
+  }
   return layout;
 }
 

@@ -23,6 +23,7 @@ struct KvPaging {
   /// keep (SGLang's swa_full_tokens_ratio); 0: all draw from one pool. Taken for requests longer
   /// than the window.
   double window_ratio = 0;
+  bool pages_as_states = false;  ///< blocks have as many tokens as a layer's state is large (vLLM)
   bool reserves_states = false;  ///< states have room of their own for all sequences
 };
 
@@ -69,9 +70,8 @@ struct KvLayout {
 /// with fewest layers has. So 36 chunked and 12 full layers make four groups of 12, and 50 sliding
 /// and 10 full ones six of 10; the last group of a kind is padded. Where the kind with most layers
 /// has less than 1.5 times as many, each kind is one group of that size. Of a group's layers a GPU
-/// holds those of its pipeline stage, at most 1/pp rounded up. Layers with a state are a kind, too.
-/// A block of theirs is one state. All blocks have as many tokens as fill one (vLLM's "attention
-/// page size >= mamba page size").
+/// holds those of its pipeline stage, at most 1/pp rounded up. With
+/// `pages_as_states` linear layers are a kind, too, and a block of theirs is one state.
 KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
                    const KvPaging& = {});
 /// Bytes of the states of one sequence on a GPU of the stage with most.

@@ -58,12 +58,15 @@ const HfFamily& family_of(ConfigReader& top, ConfigReader& text) {
       name, join_names(known));
 }
 
-// config.json seldom names its model: take the file's name, or its folder's.
+// config.json seldom names its model: take the file's name, or its folder's. HuggingFace's cache
+// has folders models--OWNER--NAME/snapshots/COMMIT.
 std::string hf_name(ConfigReader& r) {
   if (present(r, "_name_or_path"))
     if (std::string name = r.text("_name_or_path"); !name.empty()) return name;
   const std::filesystem::path& file = r.node().file();
-  return file.stem() == "config" ? file.parent_path().filename().string() : file.stem().string();
+  if (file.stem() != "config") return file.stem().string();
+  const std::filesystem::path folder = file.parent_path(), above = folder.parent_path();
+  return (above.filename() == "snapshots" ? above.parent_path() : folder).filename().string();
 }
 
 // True if the head is the embedding. A text part in transformers has no head of its own: the whole

@@ -58,6 +58,13 @@ std::string largest_share(const Json& shares) {
   return most;
 }
 
+// "Qwen/Qwen3-32B" and the folder "models--Qwen--Qwen3-32B" are of Qwen3-32B.
+std::string without_owner(std::string name) {
+  if (const auto slash = name.find_last_of('/'); slash + 1 < name.size()) name.erase(0, slash + 1);
+  if (const auto owner = name.rfind("--"); owner != name.npos) name.erase(0, owner + 2);
+  return name;
+}
+
 void look_at_gpu(const ConfigNode& gpu, Situation& now) {
   now.gpu = text_at(gpu.json(), "/name");
   if (gpu.json().contains("hbm_capacity"))
@@ -90,7 +97,7 @@ Situation look_at(const ConfigNode& experiment) {
   if (json.contains("model")) {
     const ConfigNode file = named_or_inline(experiment.child("model"), Shipped::model);
     const MoeModel model = read_model(file);
-    now.model = model.name;
+    now.model = without_owner(model.name);
     now.moe = model.experts > 0;
     look_at_vision(file.json(), now);
     // Left out, the precision is that of the model's files.
@@ -116,7 +123,7 @@ Situation look_at(const ConfigNode& experiment) {
   now.sizes.dp = now.moe ? static_cast<int>(now.dp) : 1;
   now.sizes.gpus = now.sizes.dp * static_cast<int>(now.tp);
   now.sizes.pp = whole("/parallel/pp", 1);
-  now.sizes.drafts = whole("/speculation/tokens", 0);
+  now.sizes.drafts = whole("/speculative/num_speculative_tokens", 0);
   now.sizes.recipe = !now.engine.recipe.empty();
   return now;
 }

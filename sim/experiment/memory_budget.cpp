@@ -132,9 +132,11 @@ MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
     if (e.speculation.has_module()) memory.weights += module_bytes(e, model);
     if (role == GpuRole::attention) memory.buffers = Bytes(2 * rows_sent(e) * row);
     memory.buffers += Bytes(4 * rank_tokens * e.model.hidden * 2);
-    memory.buffers +=
-        Bytes(4.0 * e.scheduler->max_num_seqs() * (1 + e.speculation.tokens) * e.model.vocabulary *
-              e.kv_cache.logits_copies.value_or(1.0 / e.parallel.tp));
+    // An engine that profiles its sampler does so with one draft, a fifth more.
+    const std::optional<double>& copies = e.kv_cache.logits_copies;
+    const double drafts = copies ? std::min(.2, .2 * e.speculation.tokens) : e.speculation.tokens;
+    memory.buffers += Bytes(4.0 * e.scheduler->max_num_seqs() * (1 + drafts) * e.model.vocabulary *
+                            copies.value_or(1.0 / e.parallel.tp));
   }
   memory.buffers += memory.rebalance_buffer + e.kv_cache.process_memory;
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
@@ -170,7 +172,8 @@ void check_memory(const Deployment& e, const MemoryBudget& memory, GpuRole role)
 namespace {
 
 Bytes states_of_all(const Deployment& e) {
-  return state_bytes(e.model, e.parallel, e.precision) * double(e.scheduler->max_num_seqs());
+  return state_bytes(e.model, e.parallel, e.precision) *
+         (double(e.scheduler->max_num_seqs()) * (1 + e.speculation.tokens));
 }
 
 // Before states that have room of their own.

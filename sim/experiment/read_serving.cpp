@@ -21,8 +21,7 @@ namespace moesim {
 std::span<const Key> kv_cache_keys() {
   static constexpr Form tier = form::object(kv_tier_keys);
   static constexpr Key keys[] = {
-      {"block_size", form::integer(1, 65'536), "16",
-       "tokens of a block; more where a state of a linear layer fills more"},
+      {"block_size", form::integer(1, 65'536), "16", "tokens of a block"},
       {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "share of HBM that the engine uses"},
       {"free_gpu_memory_fraction", form::number(0.01, 1), unset("not used"),
        "instead: of what all else leaves of HBM (TensorRT-LLM)"},
@@ -34,6 +33,8 @@ std::span<const Key> kv_cache_keys() {
        "layers with a window keep every token, too"},
       {"swa_full_tokens_ratio", form::number(0, 1), unset("one pool"),
        "tokens of the windows' own pool over those of other layers (SGLang)"},
+      {"pages_as_states", form::flag, "false",
+       "blocks have as many tokens as a layer's state is large (vLLM)"},
       {"reserve_states", form::flag, "false",
        "states have room of their own for max_num_seqs requests, if there is"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"},
@@ -222,6 +223,7 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
     paging.keeps_all = kv.flag("disable_hybrid_kv_cache_manager");
     if (kv.optional("swa_full_tokens_ratio"))
       paging.window_ratio = kv.number("swa_full_tokens_ratio");
+    paging.pages_as_states = kv.flag("pages_as_states");
     paging.reserves_states = kv.flag("reserve_states");
     if (!kv.optional("free_gpu_memory_fraction")) {
       spec.kv_cache.gpu_memory_utilization = kv.number("gpu_memory_utilization");
@@ -466,6 +468,11 @@ void read_measurement(ConfigReader& reader, PoolSpec& spec) {
   read_anchor_of(reader, spec);
   read_object(reader.child("measurement"), measurement_keys, [&](ConfigReader& measurement) {
     spec.warmup = measurement.number("warmup");
+    // Where all requests are sent at once none is a warm-up.
+    const RequestWorkload& load = spec.workload;
+    if (load.arrivals->closed() && load.arrivals->rate() == 0 &&
+        load.arrivals->in_flight(spec.parallel.dp * spec.instances) >= load.requests)
+      spec.warmup = 0;
     spec.hot_rank_threshold = measurement.number("hot_rank_threshold");
     spec.expert_counts = measurement.flag("expert_counts");
     if (measurement.optional("locality")) spec.locality = measurement.flag("locality");

@@ -555,6 +555,8 @@ namespace {
 
 KvLayout paged(const PoolSpec& e, const KvPaging& paging) {
   KvLayout layout = kv_layout(e.model, e.parallel, e.precision, paging);
+  // A state for each token that a step may keep.
+  layout.state_blocks *= 1 + e.speculation.tokens;
   if (e.speculation.has_module()) {
     const double layers = double(e.model.layers.size());
     layout.block = layout.block * ((layers + 1) / layers);
@@ -568,7 +570,9 @@ KvLayout kv_layout_of(const PoolSpec& e) { return paged(e, e.kv_cache.paging); }
 
 KvLayout kv_held_of(const PoolSpec& e) {
   const KvPaging& own = e.kv_cache.paging;
-  return paged(e, {.block_tokens = own.block_tokens, .keeps_all = own.keeps_all});
+  return paged(e, {.block_tokens = own.block_tokens,
+                   .keeps_all = own.keeps_all,
+                   .pages_as_states = own.pages_as_states});
 }
 
 Mover mover_of(const PoolSpec& e) {

@@ -473,6 +473,7 @@ TEST_CASE("a config.json is named as it says, else as its file, else as its fold
   Json json = qwen3_moe();
   CHECK(name_of(json, "/models/small/config.json") == "small");
   CHECK(name_of(json, "/models/small.json") == "small");
+  CHECK(name_of(json, "/hub/models--a--small/snapshots/1f2e/config.json") == "models--a--small");
   json["_name_or_path"] = "";
   CHECK(name_of(json, "/models/small.json") == "small");
   json["_name_or_path"] = "Qwen/Tiny";
@@ -627,7 +628,8 @@ TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no 
   // A state of a layer is as large as 1,060 tokens of 2,048 B, and blocks are whole sixteens.
   PrecisionPlan precision;
   precision.state_bytes = 2;
-  const KvLayout layout = kv_layout(model, {}, precision);
+  const KvPaging vllm{.pages_as_states = true};
+  const KvLayout layout = kv_layout(model, {}, precision, vllm);
   const double state = 1'048'576 * 2.0 + 3 * 12'288 * 2.0;
   CHECK(layout.block_tokens == 1'072);
   CHECK(layout.block == Bytes(15.0 * layout.block_tokens * 2048));
@@ -636,6 +638,12 @@ TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no 
   CHECK(layout.blocks_for(1) == 3 + 1);
   CHECK(layout.blocks_for(layout.block_tokens + 1) == 3 + 2);
   CHECK(state_bytes(model, {}, precision) == Bytes(45 * state));
+  // Else states take as many blocks of the usual size as hold them.
+  const KvLayout shared = kv_layout(model, {}, precision);
+  CHECK(shared.block_tokens == 16);
+  CHECK(double(shared.state_blocks) == std::ceil(45 * state / shared.block.value()));
+  // Layers that compress keep their states with their entries.
+  CHECK(kv_layout(zoo("deepseek_v4_flash"), {}, {}, vllm).block_tokens == 16);
   // Room of their own: blocks are those of tokens alone.
   const KvLayout apart = kv_layout(model, {}, precision, {.reserves_states = true});
   CHECK(apart.block_tokens == 16);
@@ -655,7 +663,7 @@ TEST_CASE("vLLM's logs say how many requests of 8,192 tokens such pages hold") {
     PrecisionPlan precision;
     precision.state_bytes = log.state_bytes;
     const ParallelPlan plan{.tp = log.tp};
-    const KvLayout layout = kv_layout(zoo(log.model), plan, precision);
+    const KvLayout layout = kv_layout(zoo(log.model), plan, precision, {.pages_as_states = true});
     const double request = layout.block.value() * double(layout.blocks_for(8192));
     CHECK_THAT(log.gib * 1024 * 1024 * 1024 / request, WithinRel(log.requests, 2e-3));
   }

@@ -93,6 +93,7 @@ TEST_CASE("engines choose settings by the sizes of GPU and group, as their sourc
                          Row{"sglang", "h100", small, 1, 2, .834, 8192, 256},
                          Row{"sglang", "h200", small, 1, 8, .897, 8192, 512},
                          Row{"sglang", "h200", small, 8, 1, .769, 1024, 512},
+                         Row{"sglang", "h200", small, 32, 2, .767, 256, 128},
                          Row{"sglang", "h200", "llama_3_3_70b", 4, 2, .906, 8192, 256},
                          Row{"sglang", "b200", small, 1, 8, .852, 16384, 512},
                          Row{"sglang", "l40s", small, 1, 1, .851, 4096, 32},
@@ -115,6 +116,18 @@ TEST_CASE("engines choose settings by the sizes of GPU and group, as their sourc
     // What is given holds.
     config["kv_cache"]["gpu_memory_utilization"] = .5;
     CHECK(filled(config)["kv_cache"]["gpu_memory_utilization"] == .5);
+  }
+}
+
+TEST_CASE("a preset's settings for a model are found under its owner's name, too") {
+  for (const char* folder : {"Tiny-Next", "an-owner--Tiny-Next", "models--an-owner--Tiny-Next"}) {
+    CAPTURE(folder);
+    Json model =
+        ConfigNode::from_file(test::source_dir() / "models/zoo/qwen3_next_80b_a3b.json").json();
+    model["name"] = std::string(folder).replace(std::string(folder).find("Tiny"), 4, "Qwen3");
+    Json config = with_engine_named({{"name", "vllm"}});
+    config["model"] = model;
+    CHECK(filled(config)["precision"]["state"] == "bf16");
   }
 }
 

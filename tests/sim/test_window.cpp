@@ -93,6 +93,15 @@ TEST_CASE("requests are measured by when the engine received them, not by when t
   CHECK(report["metrics"]["median_ttft_ms"].is_number());
 }
 
+TEST_CASE("requests that are all sent at once are all measured, whatever the warm-up") {
+  const Json at_once{
+      {"workload",
+       {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 64}}}, {"requests", 64}}},
+      {"measurement", {{"warmup", .1}}},
+      {"api_server", {{"tokenization", "1 ms"}}}};
+  CHECK(run(load_tiny(at_once)).document()["metrics"]["measured_requests"] == 64);
+}
+
 TEST_CASE("a limit on requests in flight that is never reached changes no report") {
   Json config = poisson("200000 /s", 1000);
   const OrderedJson free = run(load_tiny(config)).document();

@@ -280,9 +280,15 @@ Json by_size(const ServerSizes& s) {
                                       {1e9, 16384, 512, 512}};
   const Class& own = *std::ranges::find_if(
       classes, [&](const Class& each) { return s.hbm_mib < 1024 * each.below_gib; });
+  if (s.recipe)
+    return {{"scheduling", {{"max_num_batched_tokens", own.chunk}, {"max_num_seqs", 1024}}},
+            {"cuda_graph", {{"max", s.gpus < 4 ? own.few_graphs : own.graphs}}}};
+  // Requests that run: 2,048 at least, 48 with drafts. Commands of wide EP capture graphs of 128.
+  const int graphs = s.dp > 8 ? 128 : s.gpus < 4 ? own.few_graphs : own.graphs;
   return {{"scheduling",
-           {{"max_num_batched_tokens", s.recipe ? own.chunk : std::max(1, own.chunk / s.dp)}}},
-          {"cuda_graph", {{"max", s.gpus < 4 ? own.few_graphs : own.graphs}}}};
+           {{"max_num_batched_tokens", std::max(1, own.chunk / s.dp)},
+            {"max_num_seqs", std::max(1, (s.drafts > 0 ? 48 : 2048) / s.dp)}}},
+          {"cuda_graph", {{"max", graphs}}}};
 }
 
 // HBM less what the same function reserves for activations, graphs and communication, in MiB, and
@@ -301,7 +307,7 @@ double memory_share(const ServerSizes& s, const Json& experiment) {
     const double more = s.vision_layers * s.vision_hidden * s.vision_hidden / usual - 1;
     share *= .95 * std::clamp(1 - .1 * more, .8, 1.05);
   }
-  return std::clamp(share, .01, 1.);
+  return std::max(share, .7);  // whoever takes larger steps gives a share
 }
 
 }  // namespace
