@@ -66,20 +66,35 @@ double kept_by_stage(const MoeModel& model, const ParallelPlan& plan,
   return all / static_cast<double>(layers) * static_cast<double>(ceil_div(layers, plan.pp));
 }
 
-// Number of layers that keep a state, and the mean of its bytes.
+// Layers that keep a state, and the mean of its bytes.
 struct States {
-  double layers = 0, bytes = 0;
+  std::int64_t layers = 0;
+  double bytes = 0;
+  Bytes of_a_stage(int pp) const { return Bytes(bytes * double(ceil_div(layers, pp))); }
 };
 
-States states_of(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision) {
+// Returns those of recurrent layers, or those of the windows of compressed attention.
+States states_of(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
+                 bool recurrent) {
   States states;
   for (const LayerSpec& layer : model.layers) {
-    if (!layer.mixer->recurrent()) continue;
+    const Kept here = kept(layer, plan, precision);
+    if (here.state_bytes == 0 || (here.state_tokens == 0) != recurrent) continue;
     ++states.layers;
-    states.bytes += kept(layer, plan, precision).state_bytes;
+    states.bytes += here.state_bytes;
   }
-  if (states.layers > 0) states.bytes /= states.layers;
+  if (states.layers > 0) states.bytes /= double(states.layers);
   return states;
+}
+
+// Bytes of such windows for each of the tokens that they hold, on a GPU of the largest stage.
+Bytes window_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
+                             const PrecisionPlan& precision) {
+  double bytes = 0;
+  for (const LayerSpec& layer : model.layers)
+    if (const Kept here = kept(layer, plan, precision); here.state_tokens > 0)
+      bytes += here.state_bytes / here.state_tokens;
+  return Bytes(bytes / plan.pp);
 }
 
 // Bytes of the index keys of one token, on a GPU of the stage with most indexers.
@@ -127,20 +142,21 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
       layers_of_kind[{sight.window, sight.chunked}] += layers;
     }
   }
-  const States states = paging.pages_as_states ? states_of(model, plan, precision) : States{};
+  const States states = states_of(model, plan, precision, true);
+  const bool in_pages = paging.pages_as_states && states.layers > 0;
   double fewest = std::numeric_limits<double>::max(), most = 0;
   const auto count = [&](double layers) {
     fewest = std::min(fewest, layers);
     most = std::max(most, layers);
   };
   for (const auto& [kind, layers] : layers_of_kind) count(layers);
-  if (states.layers > 0) count(states.layers);
+  if (in_pages) count(double(states.layers));
   const double group_layers = most < 1.5 * fewest ? most : fewest;
 
   KvLayout layout;
   const Bytes token = kv_bytes_per_layer(model, plan, precision);
   int block_tokens = paging.block_tokens;
-  if (token > Bytes(0))
+  if (in_pages && token > Bytes(0))
     block_tokens *= static_cast<int>(
         std::max(1.0, std::ceil(states.bytes / token.value() / paging.block_tokens)));
   // Token p is on GPU p mod dcp, so the first GPU of a group fills its blocks first.
@@ -154,23 +170,26 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
   layout.windows_apart = apart > 0;
   const double layers =
       of_a_stage(group_layers, plan) + paging.window_ratio * of_a_stage(apart, plan);
+  const Bytes windows = window_bytes_per_token(model, plan, precision) * paging.window_ratio;
+  layout.windows_apart |= windows > Bytes(0);
   // Groups of blocks that are all as large share the index keys.
-  layout.block = (token * layers +
-                  index_bytes_per_token(model, plan, precision) / double(layout.groups.size())) *
+  layout.block = (token * layers + (windows + index_bytes_per_token(model, plan, precision)) /
+                                       double(layout.groups.size())) *
                  block_tokens;
   layout.pieces =
       kept_by_stage(model, plan, precision, &Kept::pieces) / double(layout.groups.size());
-  if (states.layers > 0) {
-    layout.state_blocks = static_cast<std::int64_t>(std::ceil(states.layers / group_layers));
-  } else if (!paging.reserves_states) {
-    layout.state_blocks =
-        static_cast<std::int64_t>(std::ceil(state_bytes(model, plan, precision) / layout.block));
-  }
+  Bytes shared{};  // with tokens
+  if (!in_pages && !paging.reserves_states) shared += states.of_a_stage(plan.pp);
+  if (paging.window_ratio == 0)
+    shared += states_of(model, plan, precision, false).of_a_stage(plan.pp);
+  layout.state_blocks =
+      static_cast<std::int64_t>(std::ceil(shared / layout.block) +
+                                (in_pages ? std::ceil(double(states.layers) / group_layers) : 0));
   return layout;
 }
 
 Bytes state_bytes(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision) {
-  return Bytes(kept_by_stage(model, plan, precision, &Kept::state_bytes));
+  return states_of(model, plan, precision, true).of_a_stage(plan.pp);
 }
 
 Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,

@@ -19,9 +19,9 @@ struct KvGroup {
 struct KvPaging {
   int block_tokens = 16;   ///< of one GPU's block
   bool keeps_all = false;  ///< layers with a window keep every token
-  /// Layers with a window have a pool of their own for so many times the tokens that the others
-  /// keep (SGLang's swa_full_tokens_ratio); 0: all draw from one pool. Taken for requests longer
-  /// than the window.
+  /// Layers with a window, and windows of compressed attention, have a pool of their own for so
+  /// many times the tokens that the others keep (SGLang's swa_full_tokens_ratio); 0: all draw from
+  /// one pool. Taken for requests longer than the window.
   double window_ratio = 0;
   bool pages_as_states = false;  ///< blocks have as many tokens as a layer's state is large (vLLM)
   bool reserves_states = false;  ///< states have room of their own for all sequences
@@ -74,7 +74,7 @@ struct KvLayout {
 /// `pages_as_states` linear layers are a kind, too, and a block of theirs is one state.
 KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
                    const KvPaging& = {});
-/// Bytes of the states of one sequence on a GPU of the stage with most.
+/// Bytes of the states of one sequence in recurrent layers, on a GPU of the stage with most.
 Bytes state_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
 /// Bytes of KV cache one token adds on one GPU over the layers of its stage (the largest), windows

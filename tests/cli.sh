@@ -342,7 +342,7 @@ python3 -c 'import json, sys; gpu = json.load(open(sys.argv[1])); gpu.pop("profi
 "$moesim" check --model qwen3_30b_a3b --gpu mi300x --tp 2 --engine trtllm --concurrency 4 >"$work/out" 2>"$work/err"
 grep -q 'TensorRT-LLM does not run on MI300X' "$work/err" "$work/out" || fail "an engine that the GPU cannot run is not said"
 "$moesim" run --model qwen3_30b_a3b --gpu mi300x --dp 4 --ep 4 --concurrency 16 --engine vllm --launch vllm --launch-only \
-  --set /dispatch/decode=low_latency >"$work/out" 2>/dev/null
+  --set /dispatch/decode=low_latency --set /scheduling/max_num_seqs=512 >"$work/out" 2>/dev/null
 grep -q 'mori_low_latency' "$work/out" || fail "DeepEP on ROCm"
 
 # A deployment as options: the same run as that of the file that check writes.
@@ -356,7 +356,7 @@ warned_of() {
   grep -Eq -- "$1" "$work/err" || fail "check ${*:2}: \"$(cat "$work/err")\" does not match \"$1\""
 }
 too_long=(--max-model-len 2M --set /workload/lengths/prompt=1900000)
-warned_of 'max_num_batched_tokens: 64; vLLM does not start with fewer tokens than max_num_seqs, which is 512' \
+warned_of 'max_num_batched_tokens: 64; vLLM does not start with fewer tokens than max_num_seqs, which is 1024' \
   --engine vllm --set /scheduling/max_num_batched_tokens=64
 warned_of 'the longest request of 1900019 tokens needs [0-9]+ KV blocks, a rank has [0-9]+: such a request is rejected' \
   "${too_long[@]}"

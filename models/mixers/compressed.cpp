@@ -47,7 +47,7 @@ class Compressed final : public MixerOf<CompressedAttention> {
   // is not complete it keeps a key and a score in fp32, of two windows where they overlap.
   Kept kept(const ParallelPlan&, const PrecisionPlan& precision) const override {
     const double entry = entry_bytes(precision);
-    Kept kept{.state_bytes = a_.window * entry};
+    Kept kept{.state_bytes = a_.window * entry, .state_tokens = double(a_.window)};
     if (a_.ratio == 0) return kept;
     const double tokens = a_.ratio;
     kept.elements = a_.latent_dim / tokens;

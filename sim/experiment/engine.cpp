@@ -58,7 +58,7 @@ std::string largest_share(const Json& shares) {
   return most;
 }
 
-// "Qwen/Qwen3-32B" and the folder "models--Qwen--Qwen3-32B" are of Qwen3-32B.
+// Takes off the owner of "Qwen/Qwen3-32B", or of a folder "models--Qwen--Qwen3-32B".
 std::string without_owner(std::string name) {
   if (const auto slash = name.find_last_of('/'); slash + 1 < name.size()) name.erase(0, slash + 1);
   if (const auto owner = name.rfind("--"); owner != name.npos) name.erase(0, owner + 2);

@@ -468,7 +468,7 @@ void read_measurement(ConfigReader& reader, PoolSpec& spec) {
   read_anchor_of(reader, spec);
   read_object(reader.child("measurement"), measurement_keys, [&](ConfigReader& measurement) {
     spec.warmup = measurement.number("warmup");
-    // Where all requests are sent at once none is a warm-up.
+    // Requests that are all sent at once have no warm-up.
     const RequestWorkload& load = spec.workload;
     if (load.arrivals->closed() && load.arrivals->rate() == 0 &&
         load.arrivals->in_flight(spec.parallel.dp * spec.instances) >= load.requests)

@@ -650,6 +650,17 @@ TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no 
   CHECK(apart.state_blocks == 0);
 }
 
+TEST_CASE("SGLang's pools of DeepSeek-V4 take as many bytes a token as its logs say") {
+  // V4-Flash on 8 H20: 45.78 GiB for 3,080,960 tokens, its MTP layer's window included.
+  const KvLayout layout = kv_layout(zoo("deepseek_v4_flash"), {}, {.kv_cache = Precision::fp8},
+                                    {.window_ratio = .1, .reserves_states = true});
+  const double mtp = .1 * 584;
+  const double token = layout.block.value() * double(layout.groups.size()) / layout.block_tokens;
+  CHECK_THAT(token + mtp, WithinRel(45.78 * 1024 * 1024 * 1024 / 3'080'960, 1e-3));
+  CHECK(layout.state_blocks == 0);
+  CHECK(layout.has_windows());
+}
+
 TEST_CASE("vLLM's logs say how many requests of 8,192 tokens such pages hold") {
   // "Maximum concurrency for 8,192 tokens per request", vLLM 0.18 on H200, by the GiB of its KV
   // cache (validation_db.json of ashishkamra/vllm-memory-estimator).
