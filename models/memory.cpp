@@ -156,9 +156,12 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
   KvLayout layout;
   const Bytes token = kv_bytes_per_layer(model, plan, precision);
   int block_tokens = paging.block_tokens;
-  if (in_pages && token > Bytes(0))
-    block_tokens *= static_cast<int>(
-        std::max(1.0, std::ceil(states.bytes / token.value() / paging.block_tokens)));
+  if (in_pages && token > Bytes(0)) {
+    constexpr double longest = 1 << 24;
+    const double blocks = std::ceil(states.bytes / token.value() / block_tokens);
+    block_tokens =
+        static_cast<int>(std::clamp<double>(blocks * block_tokens, block_tokens, longest));
+  }
   // Token p is on GPU p mod dcp, so the first GPU of a group fills its blocks first.
   layout.block_tokens = block_tokens * plan.dcp;
   for (const auto& [kind, layers] : layers_of_kind) {

@@ -33,7 +33,7 @@ struct ServerSizes {
   double hbm_mib = 0;  ///< of a GPU, in all
   int gpus = 1;        ///< of a pipeline stage
   int pp = 1, dp = 1;
-  int drafts = 0;
+  bool drafts = false;       ///< speculative decoding
   bool recipe = false;       ///< launch scripts set it up
   double vision_layers = 0;  ///< of the model's vision encoder; 0: none
   double vision_hidden = 0;

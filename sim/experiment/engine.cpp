@@ -117,13 +117,12 @@ Situation look_at(const ConfigNode& experiment) {
   now.tp = number_at(json, "/parallel/tp", 1);
   const double per_rank = number_at(json, "/workload/arrivals/concurrency_per_rank", 0);
   now.concurrency = number_at(json, "/workload/arrivals/concurrency", per_rank * now.dp);
-  const auto whole = [&](const char* key, double other) {
-    return static_cast<int>(number_at(json, key, other));
-  };
-  now.sizes.dp = now.moe ? static_cast<int>(now.dp) : 1;
-  now.sizes.gpus = now.sizes.dp * static_cast<int>(now.tp);
-  now.sizes.pp = whole("/parallel/pp", 1);
-  now.sizes.drafts = whole("/speculative/num_speculative_tokens", 0);
+  // What is no size is refused when it is read.
+  const auto size = [](double value) { return static_cast<int>(std::clamp(value, 1., 65536.)); };
+  now.sizes.dp = now.moe ? size(now.dp) : 1;
+  now.sizes.gpus = size(now.sizes.dp * now.tp);
+  now.sizes.pp = size(number_at(json, "/parallel/pp", 1));
+  now.sizes.drafts = number_at(json, "/speculative/num_speculative_tokens", 0) > 0;
   now.sizes.recipe = !now.engine.recipe.empty();
   return now;
 }
@@ -371,7 +370,9 @@ ConfigNode with_preset(const ConfigNode& experiment) {
     if (find_value(config, fmt::format("/kv_cache/{}", own)) && preset.contains("kv_cache"))
       preset["kv_cache"].erase(other);
   fill(config, preset);
-  if (engine->memory_share != nullptr && !find_value(config, "/kv_cache/gpu_memory_utilization") &&
+  const bool has_room = !config.contains("kv_cache") || config["kv_cache"].is_object();
+  if (engine->memory_share != nullptr && has_room &&
+      !find_value(config, "/kv_cache/gpu_memory_utilization") &&
       !find_value(config, "/kv_cache/free_gpu_memory_fraction"))
     config["kv_cache"]["gpu_memory_utilization"] = engine->memory_share(now.sizes, config);
   return {std::move(config), experiment.file(), experiment.pointer()};

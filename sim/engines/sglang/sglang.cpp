@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "hardware/find_value.hpp"
 #include "hardware/quoting.hpp"
 #include "sim/engines/serving_engine.hpp"
 
@@ -287,20 +288,20 @@ Json by_size(const ServerSizes& s) {
   const int graphs = s.dp > 8 ? 128 : s.gpus < 4 ? own.few_graphs : own.graphs;
   return {{"scheduling",
            {{"max_num_batched_tokens", std::max(1, own.chunk / s.dp)},
-            {"max_num_seqs", std::max(1, (s.drafts > 0 ? 48 : 2048) / s.dp)}}},
+            {"max_num_seqs", std::max(1, (s.drafts ? 48 : 2048) / s.dp)}}},
           {"cuda_graph", {{"max", graphs}}}};
 }
 
 // HBM less what the same function reserves for activations, graphs and communication, in MiB, and
 // of vision models less (adjust_mem_fraction_for_vlm). Kimi-K2.5 on 8 MI355X logs .82604.
 double memory_share(const ServerSizes& s, const Json& experiment) {
-  const double chunk =
-      s.dp * experiment.value("/scheduling/max_num_batched_tokens"_json_pointer, 8192.);
-  const double graph = experiment.value("/cuda_graph/max"_json_pointer, 512.);
+  const double chunk = s.dp * number_at(experiment, "/scheduling/max_num_batched_tokens", 8192);
+  const double graph = number_at(experiment, "/cuda_graph/max", 512);
+  if (s.hbm_mib <= 0) return .88;  // as SGLang where it does not know
   double reserved = 512 + 1.5 * std::max(chunk, 2048.) + 2 * graph + 128. * s.gpus * s.pp;
   if (s.dp > 1) reserved += graph * s.dp * (graph > 300 ? 4.5 : 3);
   if (s.hbm_mib > 60 * 1024) reserved = std::max(reserved, 10. * 1024);
-  if (s.drafts > 0) reserved += 2 * 1024;
+  if (s.drafts) reserved += 2 * 1024;
   double share = std::round(1000 * (1 - reserved / s.hbm_mib)) / 1000;
   if (s.vision_layers > 0) {
     constexpr double usual = 24. * 1024 * 1024;
