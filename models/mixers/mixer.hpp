@@ -22,10 +22,10 @@ struct MixerShard {
 
 /// Bytes that a layer keeps of a sequence on one GPU.
 struct Kept {
-  double elements = 0;     ///< numbers of the KV cache for each token that the mixer's Sight holds
-  double bytes = 0;        ///< of these numbers
-  double index_bytes = 0;  ///< of the keys of an indexer for each token, beside them
-  double state_bytes = 0;  ///< of a state, whatever the sequence's length
+  double elements = 0;      ///< numbers of the KV cache for each token that the mixer's Sight holds
+  double bytes = 0;         ///< of these numbers
+  double index_bytes = 0;   ///< of the keys of an indexer for each token, beside them
+  double state_bytes = 0;   ///< of a state, whatever the sequence's length
   double state_tokens = 0;  ///< last tokens that a state is of; 0: of all (recurrent)
   /// Tokens that share an entry of the KV cache. Layers with several have pages as small as their
   /// entries are few.

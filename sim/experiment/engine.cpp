@@ -117,7 +117,7 @@ Situation look_at(const ConfigNode& experiment) {
   now.tp = number_at(json, "/parallel/tp", 1);
   const double per_rank = number_at(json, "/workload/arrivals/concurrency_per_rank", 0);
   now.concurrency = number_at(json, "/workload/arrivals/concurrency", per_rank * now.dp);
-  // What is no size is refused when it is read.
+  // Numbers that are no sizes are refused when they are read.
   const auto size = [](double value) { return static_cast<int>(std::clamp(value, 1., 65536.)); };
   now.sizes.dp = now.moe ? size(now.dp) : 1;
   now.sizes.gpus = size(now.sizes.dp * now.tp);
