@@ -84,7 +84,8 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
     cut.rebalancer = e.rebalancer;
     e.in_decode = std::make_shared<const Deployment>(std::move(cut));
   }
-  e.kv_cache.paging.reserves_states &= has_room_for_states(e);
+  bool& reserves = e.kv_cache.paging.reserves_states;
+  reserves = reserves && has_room_for_states(e);
   e.kv_layout = kv_layout_of(e);
   e.kv_held = kv_held_of(e);
   e.memory = memory_budget(e);

@@ -167,10 +167,6 @@ void check_memory(const Deployment& e, const MemoryBudget& memory, GpuRole role)
       memory.kv * -1.0);
 }
 
-}  // namespace
-
-namespace {
-
 Bytes states_of_all(const Deployment& e) {
   return state_bytes(e.model, e.parallel, e.precision) *
          (double(e.scheduler->max_num_seqs()) * (1 + e.speculation.tokens));
@@ -196,8 +192,9 @@ MemoryBudget memory_budget(const Deployment& e) {
   const GpuRole role = e.parallel.afd() ? GpuRole::attention : GpuRole::both;
   MemoryBudget memory = before_states(e);
   if (e.kv_cache.paging.reserves_states) {
-    memory.buffers += states_of_all(e);
-    memory.kv -= states_of_all(e);
+    const Bytes states = states_of_all(e);
+    memory.buffers += states;
+    memory.kv -= states;
   }
   memory.kv_blocks =
       static_cast<std::int64_t>(std::max(0.0, std::floor(memory.kv / e.kv_layout.block)));

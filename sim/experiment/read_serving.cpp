@@ -36,7 +36,7 @@ std::span<const Key> kv_cache_keys() {
       {"pages_as_states", form::flag, "false",
        "blocks have as many tokens as a layer's state is large (vLLM)"},
       {"reserve_states", form::flag, "false",
-       "states have room of their own for max_num_seqs requests, if there is"},
+       "states of max_num_seqs requests have room of their own, if it fits"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"},
       {"retention", form::policy("retention"), unset("lru"),
        "what HBM holds between an agent's requests"},
