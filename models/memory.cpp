@@ -51,40 +51,40 @@ Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
   return Bytes(kept(unit_layer(model), plan, precision).bytes);
 }
 
-// Bytes that layers keep: the mean of those that keep any, in as many layers as a stage of the
-// pipeline has at most.
-double kept_by_stage(const MoeModel& model, const ParallelPlan& plan,
-                     const PrecisionPlan& precision, double Kept::*what) {
+// Layers that keep something, and the mean of what they keep.
+struct Keeping {
   std::int64_t layers = 0;
-  double all = 0;
-  for (const LayerSpec& layer : model.layers) {
-    const double here = kept(layer, plan, precision).*what;
-    if (here > 0) ++layers;
-    all += here;
-  }
-  if (layers == 0) return 0;
-  return all / static_cast<double>(layers) * static_cast<double>(ceil_div(layers, plan.pp));
-}
-
-// Layers that keep a state, and the mean of its bytes.
-struct States {
-  std::int64_t layers = 0;
-  double bytes = 0;
-  Bytes of_a_stage(int pp) const { return Bytes(bytes * double(ceil_div(layers, pp))); }
+  double each = 0;
+  /// In as many layers as a stage of the pipeline has at most.
+  double of_a_stage(int pp) const { return each * double(ceil_div(layers, pp)); }
 };
 
-// Returns those of recurrent layers, or those of the windows of compressed attention.
-States states_of(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
-                 bool recurrent) {
-  States states;
+// Counts the layers of which `what(Kept)` is more than nothing.
+template <class What>
+Keeping keeping(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
+                What&& what) {
+  Keeping all;
   for (const LayerSpec& layer : model.layers) {
-    const Kept here = kept(layer, plan, precision);
-    if (here.state_bytes == 0 || (here.state_tokens == 0) != recurrent) continue;
-    ++states.layers;
-    states.bytes += here.state_bytes;
+    const double here = what(kept(layer, plan, precision));
+    if (here > 0) ++all.layers;
+    all.each += here;
   }
-  if (states.layers > 0) states.bytes /= double(states.layers);
-  return states;
+  if (all.layers > 0) all.each /= double(all.layers);
+  return all;
+}
+
+double kept_by_stage(const MoeModel& model, const ParallelPlan& plan,
+                     const PrecisionPlan& precision, double Kept::*what) {
+  return keeping(model, plan, precision, [&](const Kept& here) { return here.*what; })
+      .of_a_stage(plan.pp);
+}
+
+// Returns the states of recurrent layers, or the windows of compressed attention.
+Keeping states_of(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
+                  bool recurrent) {
+  return keeping(model, plan, precision, [&](const Kept& here) {
+    return (here.state_tokens == 0) == recurrent ? here.state_bytes : 0;
+  });
 }
 
 // Bytes of such windows for each of the tokens that they hold, on a GPU of the largest stage.
@@ -142,7 +142,7 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
       layers_of_kind[{sight.window, sight.chunked}] += layers;
     }
   }
-  const States states = states_of(model, plan, precision, true);
+  const Keeping states = states_of(model, plan, precision, true);
   const bool in_pages = paging.pages_as_states && states.layers > 0;
   double fewest = std::numeric_limits<double>::max(), most = 0;
   const auto count = [&](double layers) {
@@ -158,7 +158,7 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
   int block_tokens = paging.block_tokens;
   if (in_pages && token > Bytes(0)) {
     constexpr double longest = 1 << 24;
-    const double blocks = std::ceil(states.bytes / token.value() / block_tokens);
+    const double blocks = std::ceil(states.each / token.value() / block_tokens);
     block_tokens =
         static_cast<int>(std::clamp<double>(blocks * block_tokens, block_tokens, longest));
   }
@@ -181,18 +181,18 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
                  block_tokens;
   layout.pieces =
       kept_by_stage(model, plan, precision, &Kept::pieces) / double(layout.groups.size());
-  Bytes shared{};  // with tokens
+  double shared = 0;  // with tokens
   if (!in_pages && !paging.reserves_states) shared += states.of_a_stage(plan.pp);
   if (paging.window_ratio == 0)
     shared += states_of(model, plan, precision, false).of_a_stage(plan.pp);
   layout.state_blocks =
-      static_cast<std::int64_t>(std::ceil(shared / layout.block) +
+      static_cast<std::int64_t>(std::ceil(shared / layout.block.value()) +
                                 (in_pages ? std::ceil(double(states.layers) / group_layers) : 0));
   return layout;
 }
 
 Bytes state_bytes(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision) {
-  return states_of(model, plan, precision, true).of_a_stage(plan.pp);
+  return Bytes(states_of(model, plan, precision, true).of_a_stage(plan.pp));
 }
 
 Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
