@@ -136,8 +136,8 @@ def try_plan(number, name, programs, top):
     work.mkdir()
     path, _ = as_folder(work, name)
     for engine in ENGINES:  # the second and third go on from the store of the first
-        done = run("plan", "--model", path, "--gpu", "h100", "--gpus", "1", "--isl", "16", "--osl", "4", "--ttft", "1s",
-                   "--tpot", "1s", "--engine", "none", "--no-page", "-o", "plan", "--launch", engine, cwd=work)
+        done = run("plan", "--model", path, "--gpu", "h100", "--gpus", "1", "--isl", "512", "--osl", "64", "--ttft", "5ms",
+                   "--tpot", "500us", "--engine", "none", "--no-page", "-o", "plan", "--launch", engine, cwd=work)
         commands = commands_of(done.stdout)
         if done.returncode != 0 or commands is None:
             failures.append(f"plan {name!r} {engine}: exit {done.returncode}: {done.stderr.strip()[-200:]}")

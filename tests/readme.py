@@ -25,8 +25,8 @@ LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 
         "sensitivity configs/metro_deepseek_v3_rivals_sweep.json", "sensitivity configs/quick.json",
         "sweep configs/study_insurance_sweep.json ", "sweep configs/study_drafts_sweep.json ", "sweep configs/energy_deepseek_v3_sweep.json ",
         "sweep configs/layouts_sweep.json ", "run configs/quick.json --intervals")
-PATIENCE_S = 5
-SECOND_CTRL_C_S = 3
+PATIENCE_S = 3
+SECOND_CTRL_C_S = 2
 SEEDS = 2
 # Slurm is tested by slurm.sh; here only that the line is understood.
 SBATCH = "#!/bin/sh\necho 1\n"

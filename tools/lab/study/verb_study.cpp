@@ -50,9 +50,9 @@ int run_regimes(const StudyOptions& options) {
       [](const Json&) {},  // placements take long: not twice
       [&](const Json& point) { return price_regime(point, study.base_file, traces); }};
   const Sweep sweep = points_of(study);
+  const InterruptGuard guard("the cases in flight are finished and kept; again to stop at once");
   check_first(study, sweep, traces);  // before anything is written
   ProgressBar progress("points");
-  const InterruptGuard guard("the cases in flight are finished and kept; again to stop at once");
   const SweepOutcome outcome = run_sweep(sweep, options.store, runner,
                                          {.threads = threads_of(options.threads),
                                           .version = this_build(),
