@@ -50,8 +50,8 @@ struct ServingEngine {
   Json (*by_size)(const ServerSizes&) = nullptr;
   /// Share of HBM that it chooses for an experiment with all other settings; null: the preset's.
   double (*memory_share)(const ServerSizes&, const Json& experiment) = nullptr;
-  /// Why the engine cannot start such a layout; empty: it can.
-  std::string (*unfit)(const ParallelPlan&);
+  /// Why the engine cannot start such a layout of a model; empty: it can.
+  std::string (*unfit)(const ParallelPlan&, const MoeModel&, const PrecisionPlan&);
   /// The next larger batch that a CUDA graph is captured for; sizes begin with 1. The limit itself
   /// is captured too.
   std::int32_t (*next_graph_size)(std::int32_t size);

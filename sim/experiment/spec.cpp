@@ -242,7 +242,7 @@ void remark_on_gating(const ConfigNode& given, PoolSpec& spec) {
 void remark_on_engine(std::string_view name, PoolSpec& spec) {
   const ServingEngine* const engine = find_engine(name);
   if (engine == nullptr) return;
-  if (std::string why = engine->unfit(spec.parallel); !why.empty())
+  if (std::string why = engine->unfit(spec.parallel, spec.model, spec.precision); !why.empty())
     spec.remarks.push_back(std::move(why));
   const Scheduler& limits = *spec.scheduler;
   if (engine->steps_hold_all_sequences && limits.max_num_batched_tokens() < limits.max_num_seqs())

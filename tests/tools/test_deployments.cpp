@@ -237,7 +237,7 @@ TEST_CASE("of the usual layouts those are looked at that the engine can start") 
     return planned.decode.parallel.dp > 1 && planned.decode.parallel.tp > 1;
   };
   const auto left = [&](const char* engine, Layouts which) {
-    return startable(all, {{"engine", {{"name", engine}}}}, which);
+    return startable(all, {{"engine", {{"name", engine}}}}, model, PrecisionPlan{}, which);
   };
   REQUIRE(std::ranges::any_of(all, mixes));
   CHECK(std::ranges::none_of(left("trtllm", Layouts::usual), mixes));
@@ -247,7 +247,51 @@ TEST_CASE("of the usual layouts those are looked at that the engine can start") 
   CHECK(left("trtllm", Layouts::all) == all);
   PlannedDeployment apart = all.front();
   apart.prefill = std::ranges::find_if(all, mixes)->decode;
-  CHECK(startable({apart}, {{"engine", {{"name", "trtllm"}}}}, Layouts::usual).empty());
+  CHECK(startable({apart}, {{"engine", {{"name", "trtllm"}}}}, model, {}, Layouts::usual).empty());
+}
+
+TEST_CASE("SGLang starts no slices of fp8 experts that are no whole blocks") {
+  // Experts of 768: two parts are three blocks each, four are of 192.
+  const MoeModel model =
+      read_model(ConfigNode::from_file(test::source_dir() / "models/zoo" / "qwen3_30b_a3b.json"));
+  const auto starts = [&](const char* engine, int tp, Precision experts) {
+    PlannedDeployment planned;
+    planned.decode.parallel = {1, tp, 1, 1};
+    PrecisionPlan precision;
+    precision.experts = experts;
+    return !startable({planned}, {{"engine", {{"name", engine}}}}, model, precision, Layouts::usual)
+                .empty();
+  };
+  CHECK(starts("sglang", 2, Precision::fp8_block));
+  CHECK_FALSE(starts("sglang", 4, Precision::fp8_block));
+  CHECK(starts("sglang", 4, Precision::fp8));
+  CHECK(starts("vllm", 4, Precision::fp8_block));
+}
+
+TEST_CASE("EP that does not divide the experts has copies that fill its GPUs, or is not tried") {
+  const MoeModel model =
+      read_model(ConfigNode::from_file(test::source_dir() / "models/zoo" / "qwen3_30b_a3b.json"));
+  ClusterSpec three = one_domain();
+  three.nodes = 1;
+  three.scale_up_domain = 3;
+  const auto all = shapes(PlannedDeployment(), model, three);
+  const auto by_three = [](const PlannedDeployment& planned) {
+    return planned.decode.parallel.ep == 3;
+  };
+  REQUIRE(std::ranges::any_of(all, by_three));
+  for (const PlannedDeployment& planned : all)  // 128 experts: 43 slots on each of three GPUs
+    CHECK(planned.replication == (by_three(planned) ? 129. / 128 : 1));
+  const auto left = [&](Precision experts) {
+    PrecisionPlan precision;
+    precision.experts = experts;
+    return startable(all, {{"engine", {{"name", "vllm"}}}}, model, precision, Layouts::usual);
+  };
+  CHECK(left(Precision::bf16) == all);
+  CHECK(std::ranges::none_of(left(Precision::mxfp4), by_three));
+  const auto pairs = [](const PlannedDeployment& planned) {
+    return planned.decode.parallel.gpus() == 2 && planned.decode.instances == 1;
+  };
+  CHECK(std::ranges::any_of(all, pairs));  // one of three GPUs is idle
 }
 
 TEST_CASE("all layouts are the usual ones, and PCP, DCP, slices, GPUs for experts alone") {

@@ -27,6 +27,16 @@ std::vector<int> divisors(int n) {
   return all;
 }
 
+// GPUs of a group: what fills them all, and in a small cluster powers of two that leave some idle.
+// Five GPUs divide neither heads nor experts.
+std::vector<int> group_sizes(int gpus) {
+  constexpr int small = 16;
+  std::vector<int> sizes = divisors(gpus);
+  for (int group = 2; group < gpus && gpus <= small; group *= 2)
+    if (gpus % group != 0) sizes.push_back(group);
+  return sizes;
+}
+
 constexpr int widest_tp = 16;
 
 // Layouts of one group of that many GPUs.
@@ -103,6 +113,19 @@ std::vector<ParallelPlan> shared(const std::vector<ParallelPlan>& plans, const M
   return all;
 }
 
+bool is_even(const ParallelPlan& plan, const MoeModel& model) {
+  return plan.ep == 1 || model.experts % plan.ep == 0;
+}
+
+// Gives every GPU as many slots by copies: engines refuse slots that EP does not divide (SGLang's
+// expert_location.py, TensorRT-LLM's load balancer, DeepEP).
+void fill_slots(PlannedDeployment& planned, const MoeModel& model) {
+  const ParallelPlan& plan = planned.decode.parallel;
+  if (is_even(plan, model)) return;
+  const int per_gpu = (model.experts + plan.ep - 1) / plan.ep;
+  planned.replication = double(per_gpu) * plan.ep / model.experts;
+}
+
 // Ways to try for a group: DeepEP where tokens travel. With AFD gathered tokens have no way back:
 // both phases go by the all-to-all.
 std::vector<Travel> travels(const PlannedGroup& group) {
@@ -118,8 +141,8 @@ std::vector<PlannedDeployment> shapes(const PlannedDeployment& like, const MoeMo
                                       const ClusterSpec& cluster, Layouts which) {
   const int gpus = cluster.gpus(), domain = cluster.scale_up_domain;
   std::vector<PlannedDeployment> all;
-  for (const int group : divisors(gpus)) {
-    if (group % domain != 0 && domain % group != 0) continue;
+  for (const int group : group_sizes(gpus)) {
+    if (gpus > domain && group % domain != 0 && domain % group != 0) continue;
     std::vector<ParallelPlan> plans = layouts(group, model, domain);
     if (which == Layouts::all) {
       for (auto& more : {striped(plans, model), sliced(plans, model), shared(plans, model),
@@ -129,6 +152,7 @@ std::vector<PlannedDeployment> shapes(const PlannedDeployment& like, const MoeMo
     for (const ParallelPlan& plan : plans) {
       PlannedDeployment shape = like;
       shape.decode = {.parallel = plan, .instances = gpus / group};
+      fill_slots(shape, model);
       for (const Travel travel : travels(shape.decode)) {
         shape.decode.travel = travel;
         all.push_back(shape);
@@ -139,12 +163,18 @@ std::vector<PlannedDeployment> shapes(const PlannedDeployment& like, const MoeMo
 }
 
 std::vector<PlannedDeployment> startable(std::vector<PlannedDeployment> planned,
-                                         const Json& experiment, Layouts which) {
+                                         const Json& experiment, const MoeModel& model,
+                                         const PrecisionPlan& precision, Layouts which) {
   const ServingEngine* engine = find_engine(text_at(experiment, "/engine/name"));
   if (engine == nullptr || which == Layouts::all) return planned;
+  const auto starts = [&](const PlannedGroup& group) {
+    return engine->unfit(group.parallel, model, precision).empty();
+  };
+  // Copies are a decode pool's, and of MXFP4 no engine makes any.
+  const bool copies = precision.experts != Precision::mxfp4;
   std::erase_if(planned, [&](const PlannedDeployment& each) {
-    return !engine->unfit(each.decode.parallel).empty() ||
-           (each.apart() && !engine->unfit(each.prefill->parallel).empty());
+    if (!starts(each.decode) || !(copies || is_even(each.decode.parallel, model))) return true;
+    return each.apart() && !(starts(*each.prefill) && is_even(each.prefill->parallel, model));
   });
   return planned;
 }
@@ -200,16 +230,19 @@ std::vector<BoundedShape> best_prefillers(const std::vector<BoundedShape>& parts
   return best;
 }
 
-// The layout as one group that takes all GPUs that are left, where it spreads experts over all.
+// The layout as one group that takes all GPUs that are left, where it spreads experts over all or
+// cuts each over all.
 std::optional<PlannedDeployment> widened(const PlannedDeployment& shape, int gpus,
                                          const MoeModel& model, int domain) {
   PlannedDeployment wide = shape;
   ParallelPlan& plan = wide.decode.parallel;
-  const bool spread = plan.pp == 1 && plan.dp > 1 && plan.ep == plan.gpus();
-  if (!spread || gpus <= plan.ep || gpus % plan.tp != 0 || gpus > domain || gpus > model.experts)
-    return std::nullopt;
+  const bool spread = plan.ep == plan.gpus(), cut = plan.ep == 1 && model.experts > 0;
+  if (plan.pp > 1 || plan.dp == 1 || !(spread || cut)) return std::nullopt;
+  if (gpus <= plan.gpus() || gpus % plan.tp != 0 || gpus > domain) return std::nullopt;
+  if (spread ? gpus > model.experts : model.expert_width % gpus != 0) return std::nullopt;
   plan.dp = gpus / plan.tp;
-  plan.ep = gpus;
+  if (spread) plan.ep = gpus;
+  fill_slots(wide, model);
   return wide;
 }
 
@@ -232,6 +265,7 @@ std::vector<PlannedDeployment> pools(const std::vector<BoundedShape>& bounded,
   const auto add = [&](const PlannedDeployment& planned) {
     if (std::ranges::find(all, planned) == all.end()) all.push_back(planned);
   };
+  std::erase_if(parts, [&](const BoundedShape& part) { return !is_even(plan_of(part), model); });
   for (const BoundedShape& p : best_prefillers(parts)) {
     for (const BoundedShape& d : best_per_gpu(decoding, &TuneBound::decode, decoders_looked_at)) {
       const int of_p = plan_of(p).gpus(), of_d = plan_of(d).gpus();

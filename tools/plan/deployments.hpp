@@ -73,13 +73,15 @@ Json with_choices(Json experiment, const PlannedDeployment&);
 PlannedDeployment choices_in(const Json& experiment);
 
 /// Every layout x instances that fills the cluster with groups alike, each under every dispatch
-/// that makes a difference; in all else `like` this one. Not all fit in memory.
+/// that makes a difference; in all else `like` this one. Not all fit in memory. Groups of a power
+/// of two GPUs may leave some of at most 16 idle.
 std::vector<PlannedDeployment> shapes(const PlannedDeployment& like, const MoeModel&,
                                       const ClusterSpec&, Layouts = Layouts::usual);
 
-/// Deployments of these whose layouts the experiment's engine can start; all of Layouts::all.
+/// Deployments of these whose layouts the experiment's engine can start with the model in these
+/// precisions; all of Layouts::all.
 std::vector<PlannedDeployment> startable(std::vector<PlannedDeployment>, const Json& experiment,
-                                         Layouts);
+                                         const MoeModel&, const PrecisionPlan&, Layouts);
 
 /// A shape, and what its steps alone allow.
 struct BoundedShape {

@@ -96,7 +96,7 @@ class Search : Stages {
     // Good chunks depend on the depth of the pipeline and on how many ranks wait.
     refine("layouts of prefill", [&](const PlannedDeployment& d, const SloRun&) {
       return startable(with_prefill_layouts(d, search_.model, search_.cluster, search_.layouts),
-                       search_.base, search_.layouts);
+                       search_.base, search_.model, search_.precision, search_.layouts);
     });
     if (search_.layouts == Layouts::all)
       refine("one kernel",
@@ -171,7 +171,7 @@ class Search : Stages {
   void look_at_shapes() {
     const std::vector<PlannedDeployment> together =
         startable(shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts),
-                  search_.base, search_.layouts);
+                  search_.base, search_.model, search_.precision, search_.layouts);
     SloSearch of_shapes = search_over(places_of(search_.base, together), short_stays);
     of_shapes.mixed_steps = false;
     const std::vector<std::optional<TuneBound>> bounds =
@@ -191,7 +191,9 @@ class Search : Stages {
     constexpr double few_in_flight = 10;
     if (best_bound == 0) best_bound = few_in_flight / longest_stay(search_.base);
     ladder_ = ladder_under(best_bound);  // one for all stages: they know each other's runs
-    const std::vector<PlannedDeployment> apart = pools(bounded, search_.model, search_.cluster);
+    const std::vector<PlannedDeployment> apart =
+        startable(pools(bounded, search_.model, search_.cluster), search_.base, search_.model,
+                  search_.precision, search_.layouts);
     plan_.shapes = together.size() + apart.size();
     plan_.fit = bounded.size() + apart.size();
     note_least(together, bounds);

@@ -18,6 +18,7 @@ namespace moesim {
 struct PlanSearch {
   Json base;  ///< see base_deployment()
   MoeModel model;
+  PrecisionPlan precision;
   ClusterSpec cluster;
   std::filesystem::path folder;  ///< paths in the base are relative to it
   std::filesystem::path store;   ///< of every run; the search goes on where it stopped

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <memory>
 
 #include <fmt/format.h>
@@ -130,8 +131,12 @@ Asked ask(const PlanOptions& options, ServingQuestion question, const Gpus& gpus
   if (!asked.keeps()) asked.scratch = temporary_folder();
   if (asked.keeps() && options.gpu.size() > 1) asked.output += "-" + gpus.kind;
   if (asked.keeps() && options.gpus.size() > 1) asked.output += fmt::format("-{}", gpus.count);
+  PrecisionPlan precision = stored ? stored->plan : PrecisionPlan{};
+  if (base.contains("precision"))
+    precision = read_precision(ConfigNode(base.at("precision"), here, "/precision"), &precision);
   asked.search = {.base = std::move(base),
                   .model = std::move(read),
+                  .precision = precision,
                   .cluster = read_cluster(cluster),
                   .folder = std::filesystem::path(asked.output).parent_path(),
                   .store = asked.store(),
@@ -178,6 +183,18 @@ std::string question_text(const PlanOptions& options, const ServingQuestion& que
                              percent(options.answer.attainment, 0)));
 }
 
+// "1 of 5 GPUs is idle under the best\n"
+std::string idle_text(const SloRun& best, int gpus) {
+  const PlannedDeployment planned = choices_of(best);
+  const auto used = [](const PlannedGroup& group) {
+    return group.parallel.gpus() * group.instances;
+  };
+  const int idle = gpus - used(planned.decode) - (planned.apart() ? used(*planned.prefill) : 0);
+  if (idle == 0) return "";
+  return fmt::format("{} of {} GPUs {} idle under the best\n", idle, gpus,
+                     idle == 1 ? "is" : "are");
+}
+
 bool say_requests(const PlanOptions& options, const ServingQuestion& question, const Asked& asked,
                   const Plan& plan, Answers& answers) {
   const bool met = !plan.best.empty(), by_energy = ranks_by_energy(options);
@@ -195,6 +212,7 @@ bool say_requests(const PlanOptions& options, const ServingQuestion& question, c
                                   state_of(first)),
             .json = request_json(plan, asked.search)};
   const Json choices = scores_of_choices({options.gpu}, {question.engine});
+  if (met) said.page.notes += idle_text(first, asked.search.cluster.gpus());
   said.page.notes += choices_text(choices) + price_text(price);
   if (!choices.empty()) said.json["choices"] = choices;
   if (met && !options.fail.empty()) {
@@ -366,21 +384,30 @@ int run_requests(const PlanOptions& options) {
   const InterruptGuard guard("the runs in flight are finished; again to stop at once");
   std::vector<Asked> asked;
   for (const Gpus& gpus : places_of(options)) asked.push_back(ask(options, question, gpus));
-  std::vector<Plan> plans;
+  std::deque<Plan> plans;
+  std::vector<ScaledPlan> scaled;
   Answers answers;
   bool met = true;
   for (const Asked& one : asked) {
-    Plan& plan = plans.emplace_back(
-        searched(options, one, [&](TraceLibrary& traces, Remarks& remarks, const PlanHooks& hooks) {
-          return make_plan(one.search, traces, remarks, hooks);
-        }));
+    try {
+      plans.push_back(searched(options, one,
+                               [&](TraceLibrary& traces, Remarks& remarks, const PlanHooks& hooks) {
+                                 return make_plan(one.search, traces, remarks, hooks);
+                               }));
+    } catch (const ConfigError& refused) {
+      if (asked.size() == 1) throw;
+      spdlog::warn("{} GPUs: {}", one.search.cluster.gpus(), refused.what());
+      met = false;
+      continue;
+    }
+    Plan& plan = plans.back();
     if (ranks_by_energy(options)) rank_by_energy(plan);
     if (was_stopped(plan, one)) return exit_interrupted;
     if (plans.size() > 1 && !options.answer.json) print("\n");
     met = say_requests(options, question, one, plan, answers) && met;
+    scaled.push_back({one.search, plan});
   }
-  std::vector<ScaledPlan> scaled;
-  for (std::size_t i = 0; i < plans.size(); ++i) scaled.push_back({asked[i].search, plans[i]});
+  if (plans.empty()) return exit_limit_not_met;
   if (options.answer.json)
     print_json(answers);
   else if (plans.size() > 1)

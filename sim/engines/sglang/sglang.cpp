@@ -311,6 +311,19 @@ double memory_share(const ServerSizes& s, const Json& experiment) {
   return std::max(share, .7);  // whoever takes larger steps gives a share
 }
 
+// layers/quantization/fp8.py: the widths of a rank's experts must be whole blocks.
+std::string unfit(const ParallelPlan& plan, const MoeModel& model, const PrecisionPlan& precision) {
+  constexpr int block = 128;
+  const int parts = plan.moe_tp();
+  if (model.experts == 0 || precision.experts != Precision::fp8_block || parts == 1 ||
+      model.expert_width % (parts * block) == 0)
+    return "";
+  return fmt::format(
+      "/parallel: experts of width {} are cut into {} parts; SGLang refuses fp8 blocks that are "
+      "not whole",
+      model.expert_width, parts);
+}
+
 }  // namespace
 
 ServingEngine sglang_engine() {
@@ -320,7 +333,7 @@ ServingEngine sglang_engine() {
           .platforms = platforms,
           .by_size = by_size,
           .memory_share = memory_share,
-          .unfit = [](const ParallelPlan&) { return std::string(); },
+          .unfit = unfit,
           .next_graph_size = next_graph_size,
           .prompts_first = true,
           .launch = {.program = program,

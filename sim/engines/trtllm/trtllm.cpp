@@ -117,7 +117,7 @@ std::string program(const Server& s) {
   return text + "trtllm-serve ";
 }
 
-std::string unfit(const ParallelPlan& plan) {
+std::string mixed_attention(const ParallelPlan& plan) {
   if (plan.dp == 1 || plan.tp == 1) return "";
   return fmt::format(
       "/parallel: dp {} x tp {}; TensorRT-LLM's attention is either data or tensor "
@@ -128,7 +128,7 @@ std::string unfit(const ParallelPlan& plan) {
 Notes notes_of(const Server& s) {
   Notes notes;
   const ParallelPlan& plan = s.parallel;
-  if (const std::string why = unfit(plan); !why.empty())
+  if (const std::string why = mixed_attention(plan); !why.empty())
     notes.push_back(why + ": data parallel over all is taken");
   if (plan.pcp > 1)
     notes.push_back(fmt::format(
@@ -199,7 +199,8 @@ ServingEngine trtllm_engine() {
       .title = "TensorRT-LLM",
       .preset = embedded::trtllm(),
       .platforms = platforms,
-      .unfit = unfit,
+      .unfit = [](const ParallelPlan& plan, const MoeModel&,
+                  const PrecisionPlan&) { return mixed_attention(plan); },
       .next_graph_size = next_graph_size,
       .launch = {.program = program,
                  .flags = flags,

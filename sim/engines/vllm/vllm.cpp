@@ -176,7 +176,7 @@ std::string program(const Server& s) {
 }
 
 // The group of experts is that of all GPUs of a stage (distributed/parallel_state.py).
-std::string unfit(const ParallelPlan& plan) {
+std::string part_of_experts(const ParallelPlan& plan) {
   if (plan.ep == 1 || plan.ep >= plan.stage_gpus() || plan.afd()) return "";
   return fmt::format("/parallel/ep: {} of {} GPUs; vLLM spreads experts over all of them", plan.ep,
                      plan.stage_gpus());
@@ -184,7 +184,7 @@ std::string unfit(const ParallelPlan& plan) {
 
 void note_experts(const Server& s, Notes& notes) {
   if (!s.spreads_experts()) return;
-  if (std::string why = unfit(s.parallel); !why.empty()) notes.push_back(std::move(why));
+  if (std::string why = part_of_experts(s.parallel); !why.empty()) notes.push_back(std::move(why));
   if (!s.placement_file.empty())
     notes.push_back("/placement/file: vLLM makes its own placement from the load it sees");
   if (balances(s))
@@ -283,7 +283,8 @@ ServingEngine vllm_engine() {
           .preset = embedded::vllm(),
           .platforms = platforms,
           .by_size = by_size,
-          .unfit = unfit,
+          .unfit = [](const ParallelPlan& plan, const MoeModel&,
+                      const PrecisionPlan&) { return part_of_experts(plan); },
           .next_graph_size = next_graph_size,
           .steps_hold_all_sequences = true,  // vllm/config/scheduler.py, verify_max_model_len
           .launch = {.program = program,
