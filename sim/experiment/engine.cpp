@@ -369,6 +369,10 @@ ConfigNode with_preset(const ConfigNode& experiment) {
   for (const auto& [own, other] : shares)
     if (find_value(config, fmt::format("/kv_cache/{}", own)) && preset.contains("kv_cache"))
       preset["kv_cache"].erase(other);
+  // A list of sizes has no largest one beside it.
+  const Json* sizes = find_value(config, "/cuda_graph/sizes");
+  if (sizes != nullptr && sizes->is_array() && preset.contains("cuda_graph"))
+    preset["cuda_graph"].erase("max");
   fill(config, preset);
   const bool has_room = !config.contains("kv_cache") || config["kv_cache"].is_object();
   if (engine->memory_share != nullptr && has_room &&

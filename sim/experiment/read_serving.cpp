@@ -105,6 +105,8 @@ std::span<const Key> api_server_keys() {
       {"latency_per_launch", form::time, "0 us",
        "added to it for each kernel launched by a step without a graph"},
       {"tokenization", form::time, "0 us", "time to tokenize one token of a prompt"},
+      {"per_request", form::time, "0 us",
+       "time of a worker for each request, besides its tokens: HTTP, template, checks"},
       {"tokenizer_workers", form::integer(1, 1 << 10), "1",
        "prompts that are tokenized at a time, for each attention rank"},
       {"first_chunk", form::integer(1, 1 << 20), "1", "tokens that a client is first shown"},
@@ -317,6 +319,7 @@ ApiServer read_api_server(const ConfigNode& node, double launches) {
         .latency = reader.quantity<Seconds>("latency") +
                    reader.quantity<Seconds>("latency_per_launch") * launches,
         .tokenization = reader.quantity<Seconds>("tokenization"),
+        .per_request = reader.quantity<Seconds>("per_request"),
         .tokenizer_workers = static_cast<std::int32_t>(reader.integer("tokenizer_workers")),
         .first_chunk = static_cast<std::int32_t>(reader.integer("first_chunk")),
         .receive_interval = static_cast<std::int32_t>(reader.integer("receive_interval")),

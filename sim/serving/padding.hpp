@@ -8,8 +8,8 @@
 
 namespace moesim {
 
-/// Pads the ranks of a step of a kind as the engine does. The padding computes; it is not routed,
-/// and sends nothing.
+/// Pads the ranks of a step of a kind as the engine does. The padding computes, in experts too, by
+/// the choices of the tokens beside it. Nothing of it is counted or sent.
 inline void pad(const Deployment& deployment, StepKind kind, StepBatch& batch) {
   std::int32_t rows = 0;
   for (const RankStep& rank : batch.ranks) rows = std::max(rows, rank.tokens);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "sim/serving/padding.hpp"
+
 namespace moesim {
 
 namespace {
@@ -131,6 +133,7 @@ const StepSample& StepSampler::sample(const Key& key, std::int32_t prompt_tokens
     rank = {{{1, 0}}, 1, 0, 0, true};
     batch.rows.push_back(rows_.dummy(r));
   }
+  if (key.most_prefill_tokens == 0) pad(deployment_, StepKind::decode, batch);
   samples_.push_back(std::make_unique<StepSample>(models_.of(key.rule).sample(
       step_input(deployment_, key.rule, batch, rows_, next_layers(key.tokens())))));
   samples_.back()->number = samples_.size() - 1;

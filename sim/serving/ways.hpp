@@ -35,8 +35,8 @@ class Ingress {
 
   /// When the engine has a request that is sent at `sent`. Calls are in the order of these times.
   Time ready(Time sent, std::int32_t prompt_tokens) {
-    const Time done = std::max(sent, idle_from_.top()) +
-                      to_duration(server_.tokenization * double(prompt_tokens));
+    const Seconds work = server_.per_request + server_.tokenization * double(prompt_tokens);
+    const Time done = std::max(sent, idle_from_.top()) + to_duration(work);
     idle_from_.pop();
     idle_from_.push(done);
     return done + to_duration(server_.latency);

@@ -58,6 +58,26 @@ std::optional<GroupedGemm> mega_moe(const StepModelSpec& spec) {
   return gemm.measured() ? std::optional(std::move(gemm)) : std::nullopt;
 }
 
+// Rows that pad a captured graph, for each token of the step. Engines route them too: dummy
+// requests (TensorRT-LLM), stale tokens (vLLM).
+double padding_per_token(const StepBatch& batch) {
+  std::int64_t tokens = 0, padding = 0;
+  for (const RankStep& rank : batch.ranks) tokens += rank.tokens, padding += rank.padding;
+  return tokens > 0 ? double(padding) / double(tokens) : 0;
+}
+
+// Adds padding to the slots that have tokens, in proportion, and returns how many rows these are.
+std::int64_t add_padding(std::span<std::int32_t> tokens_of_slot, double per_token) {
+  std::int64_t added = 0;
+  double due = 0;
+  for (std::int32_t& tokens : tokens_of_slot) {
+    due += tokens * per_token;
+    const auto rows = static_cast<std::int32_t>(due);
+    tokens += rows, added += rows, due -= rows;
+  }
+  return added;
+}
+
 }  // namespace
 
 bool has_mega_moe(const StepModelSpec& spec) { return mega_moe(spec).has_value(); }
@@ -256,7 +276,7 @@ Exchange StepModel::exchange(int moe_layer, const PhaseRule& rule, const LayerRo
 }
 
 // Prices every EP rank's grouped GEMMs.
-void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
+void StepModel::price_experts(const LayerRouting& routing, double padding, Worker& worker,
                               LayerOutcome& outcome) const {
   const int ranks = spec_.plan.ep;
   auto kernel = at(outcome.exchange.experts);
@@ -271,7 +291,8 @@ void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
   // bring a GPU no others than its own experts'.
   const bool held =
       !spec_.plan.exchanges() || outcome.exchange.gathered || spec_.expert_gpu().tables;
-  outcome.tokens_held = held ? scratch_->rows.tokens() : 0;
+  outcome.tokens_held =
+      held ? std::llround(static_cast<double>(scratch_->rows.tokens()) * (1 + padding)) : 0;
   outcome.experts.resize(at(ranks));
   outcome.useful_rows = outcome.padded_rows = 0;
   const std::vector<std::int32_t>& tokens_of_slot = worker.routed.tokens_of_slot();
@@ -279,16 +300,19 @@ void StepModel::price_experts(const LayerRouting& routing, Worker& worker,
     const auto first = at(routing.placement.first_slot(rank));
     std::span<const std::int32_t> of_rank =
         std::span(tokens_of_slot).subspan(first, at(routing.placement.first_slice(rank)) - first);
-    if (spec_.shared_expert.is_slot()) {
+    std::int64_t added = 0;
+    if (spec_.shared_expert.is_slot() || padding > 0) {
       worker.tokens_of_slot.assign(of_rank.begin(), of_rank.end());
-      worker.tokens_of_slot.push_back(outcome.shared_tokens[at(rank)]);
+      if (spec_.shared_expert.is_slot())
+        worker.tokens_of_slot.push_back(outcome.shared_tokens[at(rank)]);
+      added = add_padding(worker.tokens_of_slot, padding);
       of_rank = worker.tokens_of_slot;
     }
     const GroupedRows rows = experts.rows(of_rank);
     outcome.experts[at(rank)] = costs.of(rows, outcome.tokens_held, [&](const GroupedRows& r) {
       return experts.cost(r, static_cast<double>(outcome.tokens_held));
     });
-    outcome.useful_rows += rows.tokens;
+    outcome.useful_rows += rows.tokens - added;
     outcome.padded_rows += rows.padded;
   }
   check(routing.placement.cut() == spec_.cut_experts, "another number of experts is cut");
@@ -311,7 +335,7 @@ void StepModel::price_layer(int moe_layer, const StepInput& input, std::uint64_t
   place_shared(routing, worker, outcome);
   outcome.exchange = exchange(moe_layer, input.rule, routing, worker, outcome.active_experts);
   outcome.routing += outcome.exchange.top_k;
-  price_experts(routing, worker, outcome);
+  price_experts(routing, padding_per_token(input.batch), worker, outcome);
 }
 
 // Adds the waiting for weights to the experts' times. Called layer by layer in order of time: `now`

@@ -136,7 +136,7 @@ class StepModel {
   Exchange exchange(int moe_layer, const PhaseRule&, const LayerRouting&, Worker&,
                     std::int32_t active) const;
   KeptRows kept_rows(const PhaseRule&) const;
-  void price_experts(const LayerRouting&, Worker&, LayerOutcome&) const;
+  void price_experts(const LayerRouting&, double padding, Worker&, LayerOutcome&) const;
   Seconds rank_load_gather() const;
   bool shared_experts_travel() const;
   CollectiveCost bring(std::span<const StepCopy>, const LayerPlacement& standing) const;

@@ -13,6 +13,7 @@
 #include "sim/engines/serving_engine.hpp"
 #include "sim/experiment/anchor.hpp"
 #include "sim/experiment/engine.hpp"
+#include "tests/step_parts.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tools/bench/anchors.hpp"
@@ -588,6 +589,27 @@ TEST_CASE("a decode that a captured graph holds pays no eager launches") {
   };
   CHECK(step(4) < 5e-3);
   CHECK_THAT(step(2), WithinRel(30e-3, 1e-6));
+}
+
+TEST_CASE("sizes of graphs of one's own take the place of an engine's") {
+  for (const char* engine : {"vllm", "sglang", "trtllm"}) {
+    const Experiment e = load_tiny({{"engine", engine}, {"cuda_graph", {{"sizes", {8, 2}}}}});
+    CHECK(e.decode().graph_sizes == std::vector<std::int32_t>{2, 8});
+  }
+}
+
+TEST_CASE("rows that pad a captured graph pass the experts too") {
+  const auto experts = [](const Json& graphs) {
+    const Experiment e = load_tiny(graphs);
+    return test::seconds_of(explain_step(e, decode_step(8, 100)).cost, Part::experts);
+  };
+  const auto graph = [](int size) { return Json{{"cuda_graph", {{"sizes", {size}}}}}; };
+  const double plain = experts(Json::object());
+  CHECK(experts(graph(8)) == plain);
+  CHECK(experts(graph(9)) >= plain);
+  // Twice the rows, twice the time, where arithmetic binds.
+  CHECK_THAT(experts(graph(1 << 15)), WithinRel(2 * experts(graph(1 << 14)), .05));
+  CHECK(experts(graph(1 << 14)) > 2 * plain);
 }
 
 TEST_CASE("engines capture the batch sizes that they do") {

@@ -314,6 +314,7 @@ Predicted ServingPredictor::bench(const MeasuredPoint& point, Json config) {
   const BenchLimits limits = trtllm_bench_limits(first.decode(), point);
   config["scheduling"] = {{"max_num_seqs", limits.max_batch_size},
                           {"max_num_batched_tokens", limits.max_num_tokens}};
+  config["cuda_graph"] = {{"sizes", limits.graph_sizes}};
   const double rate = runs_->output_rate(config).per_gpu;
   return Prediction{
       rate, fmt::format("tokens/s of a GPU; {} requests; {} sequences and {} tokens per rank",

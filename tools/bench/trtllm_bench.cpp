@@ -70,7 +70,8 @@ bool is_trtllm_bench(const MeasuredPoint& point) {
 }
 
 int requests_of_bench(const MeasuredPoint& point) {
-  return std::max(point.prompt, point.output) > 4096 ? 1500 : 3000;
+  const double longest = std::max(point.prompt, point.output);
+  return longest > 16384 ? 1000 : longest > 4096 ? 1500 : 3000;
 }
 
 BenchLimits trtllm_bench_limits(const Deployment& d, const MeasuredPoint& point) {
@@ -85,7 +86,12 @@ BenchLimits trtllm_bench_limits(const Deployment& d, const MeasuredPoint& point)
   const double sequences = std::min(most, share * memory / of_request);
   const double tokens = std::min(most_tokens, sequences * (1 + point.prompt / point.output));
 
-  BenchLimits limits{rounded_sequences(sequences), rounded_tokens(tokens)};
+  BenchLimits limits{rounded_sequences(sequences), rounded_tokens(tokens), {}};
+  // perf-overview.md, Running the Benchmark; llm_args.py keeps those up to the limit, and the
+  // limit.
+  for (const int size : {1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096})
+    if (size < limits.max_batch_size) limits.graph_sizes.push_back(size);
+  limits.graph_sizes.push_back(limits.max_batch_size);
   const auto prompt = static_cast<int>(point.prompt);
   limits.max_num_tokens = std::max(limits.max_num_tokens, prompt + limits.max_batch_size);
   const auto held = static_cast<std::int64_t>(point.prompt + point.output);

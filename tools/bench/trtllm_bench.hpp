@@ -14,10 +14,11 @@ bool is_trtllm_bench(const MeasuredPoint&);
 /// Dataset").
 int requests_of_bench(const MeasuredPoint&);
 
-/// The most sequences of a rank, and the most tokens in a step.
+/// The most sequences of a rank, the most tokens in a step, and decode batches that have a graph.
 struct BenchLimits {
   int max_batch_size = 0;
   int max_num_tokens = 0;
+  std::vector<int> graph_sizes;
 };
 /// Limits that trtllm-bench sets if its user sets none: sequences of `d` whose KV cache all GPUs of
 /// a replica hold together, rounded up. The rule is that of
