@@ -429,7 +429,7 @@ TEST_CASE("what the API server takes is in the time to the first token alone") {
 }
 
 TEST_CASE("prompts are tokenized one after the other, by each worker one at a time") {
-  const auto received = [](int workers) {
+  const auto received = [](int workers, const char* per_request = "0 us") {
     const auto served = serve(load_tiny(
         {{"workload",
           {{"arrivals", {{"concurrency", 4}}},
@@ -438,7 +438,10 @@ TEST_CASE("prompts are tokenized one after the other, by each worker one at a ti
          {"parallel", {{"dp", 1}, {"tp", 4}}},
          {"placement", {{"type", "linear"}, {"replication", 1}}},
          {"api_server",
-          {{"tokenization", "1 ms"}, {"tokenizer_workers", workers}, {"latency", "7 ms"}}}}));
+          {{"tokenization", "1 ms"},
+           {"per_request", per_request},
+           {"tokenizer_workers", workers},
+           {"latency", "7 ms"}}}}));
     std::vector<double> ms;
     for (const RequestRecord& request : served.requests) {
       CHECK(request.arrival == Time{});
@@ -451,6 +454,7 @@ TEST_CASE("prompts are tokenized one after the other, by each worker one at a ti
   CHECK_THAT(received(1), Approx(std::vector<double>{107, 207, 307, 407}));
   CHECK_THAT(received(2), Approx(std::vector<double>{107, 107, 207, 207}));
   CHECK_THAT(received(3), Approx(std::vector<double>{107, 107, 107, 207}));
+  CHECK_THAT(received(2, "30 ms"), Approx(std::vector<double>{137, 137, 267, 267}));
 }
 
 TEST_CASE(
