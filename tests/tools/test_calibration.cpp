@@ -290,10 +290,12 @@ TEST_CASE(
     return load_experiment(ConfigNode(config, "validate.json"), traces).decode();
   };
   const Deployment d = deployed(bench(1024));
-  CHECK(d.charges.per_sequence.count() == 0);
-  CHECK(d.precision.kv_cache == Precision::bf16);
-  CHECK(trtllm_bench_limits(d, bench(1024)).max_batch_size == 160);
-  CHECK(trtllm_bench_limits(d, bench(1024)).max_num_tokens == 2048);
+  CHECK(d.charges.per_sequence.count() == 4.5e-6);
+  CHECK(d.precision.kv_cache == Precision::fp8);
+  const BenchLimits limits = trtllm_bench_limits(d, bench(1024));
+  CHECK(limits.max_batch_size == 384);
+  CHECK(limits.max_num_tokens == 2048);
+  CHECK(limits.graph_sizes == std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256, 384});
   const BenchLimits longer = trtllm_bench_limits(d, bench(32768));
   CHECK(longer.max_batch_size == d.memory.kv_blocks / (33792 / 16));
   CHECK(longer.max_batch_size < 64);

@@ -118,7 +118,9 @@ TEST_CASE("pools: the best prefills of each depth, and decode on all that is lef
       shape(4, 1, 100, 50), shape(8, 1, 99, 60), shape(6, 1, 98, 55),
       shape(5, 1, 97, 40),  shape(3, 2, 90, 30), shape(2, 2, 89, 30),
       shape(4, 2, 88, 30),  shape(1, 2, 87, 30), shape(12, 1, 70, 100)};
-  const std::vector<PlannedDeployment> all = pools(bounded, some_model(), one_domain());
+  MoeModel model;
+  model.experts = 120;  // which all of them divide
+  const std::vector<PlannedDeployment> all = pools(bounded, model, one_domain());
   std::set<std::pair<int, int>> prefill;  // dp and depth
   bool wide = false;
   for (const PlannedDeployment& planned : all) {
@@ -273,7 +275,7 @@ TEST_CASE("EP that does not divide the experts has copies that fill its GPUs, or
       read_model(ConfigNode::from_file(test::source_dir() / "models/zoo" / "qwen3_30b_a3b.json"));
   ClusterSpec three = one_domain();
   three.nodes = 1;
-  three.scale_up_domain = 3;
+  three.gpus_per_node = three.scale_up_domain = 3;
   const auto all = shapes(PlannedDeployment(), model, three);
   const auto by_three = [](const PlannedDeployment& planned) {
     return planned.decode.parallel.ep == 3;
