@@ -183,18 +183,6 @@ std::string question_text(const PlanOptions& options, const ServingQuestion& que
                              percent(options.answer.attainment, 0)));
 }
 
-// "1 of 5 GPUs is idle under the best\n"
-std::string idle_text(const SloRun& best, int gpus) {
-  const PlannedDeployment planned = choices_of(best);
-  const auto used = [](const PlannedGroup& group) {
-    return group.parallel.gpus() * group.instances;
-  };
-  const int idle = gpus - used(planned.decode) - (planned.apart() ? used(*planned.prefill) : 0);
-  if (idle == 0) return "";
-  return fmt::format("{} of {} GPUs {} idle under the best\n", idle, gpus,
-                     idle == 1 ? "is" : "are");
-}
-
 bool say_requests(const PlanOptions& options, const ServingQuestion& question, const Asked& asked,
                   const Plan& plan, Answers& answers) {
   const bool met = !plan.best.empty(), by_energy = ranks_by_energy(options);
@@ -212,7 +200,6 @@ bool say_requests(const PlanOptions& options, const ServingQuestion& question, c
                                   state_of(first)),
             .json = request_json(plan, asked.search)};
   const Json choices = scores_of_choices({options.gpu}, {question.engine});
-  if (met) said.page.notes += idle_text(first, asked.search.cluster.gpus());
   said.page.notes += choices_text(choices) + price_text(price);
   if (!choices.empty()) said.json["choices"] = choices;
   if (met && !options.fail.empty()) {
