@@ -430,18 +430,18 @@ TEST_CASE("what the API server takes is in the time to the first token alone") {
 
 TEST_CASE("prompts are tokenized one after the other, by each worker one at a time") {
   const auto received = [](int workers, const char* per_request = "0 us") {
-    const auto served = serve(load_tiny(
-        {{"workload",
-          {{"arrivals", {{"concurrency", 4}}},
-           {"lengths", {{"type", "fixed"}, {"prompt", 100}, {"output", 20}}},
-           {"requests", 4}}},
-         {"parallel", {{"dp", 1}, {"tp", 4}}},
-         {"placement", {{"type", "linear"}, {"replication", 1}}},
-         {"api_server",
-          {{"tokenization", "1 ms"},
-           {"per_request", per_request},
-           {"tokenizer_workers", workers},
-           {"latency", "7 ms"}}}}));
+    const auto served =
+        serve(load_tiny({{"workload",
+                          {{"arrivals", {{"concurrency", 4}}},
+                           {"lengths", {{"type", "fixed"}, {"prompt", 100}, {"output", 20}}},
+                           {"requests", 4}}},
+                         {"parallel", {{"dp", 1}, {"tp", 4}}},
+                         {"placement", {{"type", "linear"}, {"replication", 1}}},
+                         {"api_server",
+                          {{"tokenization", "1 ms"},
+                           {"per_request", per_request},
+                           {"tokenizer_workers", workers},
+                           {"latency", "7 ms"}}}}));
     std::vector<double> ms;
     for (const RequestRecord& request : served.requests) {
       CHECK(request.arrival == Time{});
