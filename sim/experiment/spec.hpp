@@ -95,7 +95,7 @@ struct ApiServer {
   /// Before that its prompt is tokenized: so long for each token. Workers take prompts in the order
   /// in which they came, one each at a time. Each attention rank has so many workers.
   Seconds tokenization{};
-  Seconds per_request{};  ///< a worker's time for each request besides: HTTP, templates, checks
+  Seconds per_request{};  ///< of the latency: HTTP, templates, checks keep a worker busy
   std::int32_t tokenizer_workers = 1;
   std::int32_t first_chunk = 1;  ///< tokens that a client is first shown
   /// Decode steps after which an engine looks for new requests. It also does so when it has nothing

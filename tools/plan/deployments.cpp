@@ -113,8 +113,18 @@ std::vector<ParallelPlan> shared(const std::vector<ParallelPlan>& plans, const M
   return all;
 }
 
+// True if every GPU holds as many experts without copies.
 bool is_even(const ParallelPlan& plan, const MoeModel& model) {
   return plan.ep == 1 || model.experts % plan.ep == 0;
+}
+
+int fewest_slots(const ParallelPlan& plan, const MoeModel& model) {
+  return (model.experts + plan.ep - 1) / plan.ep;
+}
+
+// Slots of all GPUs over experts.
+double replication(int slots, const ParallelPlan& plan, const MoeModel& model) {
+  return double(slots) * plan.ep / model.experts;
 }
 
 // Gives every GPU as many slots by copies: engines refuse slots that EP does not divide (SGLang's
@@ -122,8 +132,7 @@ bool is_even(const ParallelPlan& plan, const MoeModel& model) {
 void fill_slots(PlannedDeployment& planned, const MoeModel& model) {
   const ParallelPlan& plan = planned.decode.parallel;
   if (is_even(plan, model)) return;
-  const int per_gpu = (model.experts + plan.ep - 1) / plan.ep;
-  planned.replication = double(per_gpu) * plan.ep / model.experts;
+  planned.replication = replication(fewest_slots(plan, model), plan, model);
 }
 
 // Ways to try for a group: DeepEP where tokens travel. With AFD gathered tokens have no way back:
@@ -290,13 +299,13 @@ std::vector<PlannedDeployment> with_copies(const PlannedDeployment& planned,
   std::vector<PlannedDeployment> all{planned};
   const ParallelPlan& plan = planned.decode.parallel;
   if (model.experts == 0 || plan.ep == 1) return all;
-  std::set<int> slots{(model.experts + plan.ep - 1) / plan.ep};
-  for (const double replication : {1.125, 1.25, 1.5}) {
+  std::set<int> slots{fewest_slots(plan, model)};
+  for (const double ratio : {1.125, 1.25, 1.5}) {
     // Ratios that fill every GPU with as many.
-    const int per_gpu = static_cast<int>(std::ceil(replication * model.experts / plan.ep - 1e-9));
+    const int per_gpu = static_cast<int>(std::ceil(ratio * model.experts / plan.ep - 1e-9));
     if (!slots.insert(per_gpu).second) continue;
     all.push_back(planned);
-    all.back().replication = double(per_gpu) * plan.ep / model.experts;
+    all.back().replication = replication(per_gpu, plan, model);
     if (plan.afd()) continue;
     all.push_back(all.back());
     all.back().metro = true;

@@ -95,8 +95,7 @@ class Search : Stages {
       refine("drafts", [](const PlannedDeployment& d, const SloRun&) { return with_drafts(d); });
     // Good chunks depend on the depth of the pipeline and on how many ranks wait.
     refine("layouts of prefill", [&](const PlannedDeployment& d, const SloRun&) {
-      return startable(with_prefill_layouts(d, search_.model, search_.cluster, search_.layouts),
-                       search_.base, search_.model, search_.precision, search_.layouts);
+      return that_start(with_prefill_layouts(d, search_.model, search_.cluster, search_.layouts));
     });
     if (search_.layouts == Layouts::all)
       refine("one kernel",
@@ -169,9 +168,7 @@ class Search : Stages {
   // Pools first: prefill and decode bound them closely, which makes them a good measure. Groups
   // that do both are bounded loosely where many ranks wait for the one that has a prompt.
   void look_at_shapes() {
-    const std::vector<PlannedDeployment> together =
-        startable(shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts),
-                  search_.base, search_.model, search_.precision, search_.layouts);
+    const std::vector<PlannedDeployment> together = shapes_to_try();
     SloSearch of_shapes = search_over(places_of(search_.base, together), short_stays);
     of_shapes.mixed_steps = false;
     const std::vector<std::optional<TuneBound>> bounds =
@@ -191,9 +188,7 @@ class Search : Stages {
     constexpr double few_in_flight = 10;
     if (best_bound == 0) best_bound = few_in_flight / longest_stay(search_.base);
     ladder_ = ladder_under(best_bound);  // one for all stages: they know each other's runs
-    const std::vector<PlannedDeployment> apart =
-        startable(pools(bounded, search_.model, search_.cluster), search_.base, search_.model,
-                  search_.precision, search_.layouts);
+    const std::vector<PlannedDeployment> apart = pools_to_try(bounded);
     plan_.shapes = together.size() + apart.size();
     plan_.fit = bounded.size() + apart.size();
     note_least(together, bounds);

@@ -342,9 +342,7 @@ class SessionSearch : Stages {
   }
 
   void look_at_shapes() {
-    const std::vector<PlannedDeployment> together =
-        startable(shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts),
-                  search_.base, search_.model, search_.precision, search_.layouts);
+    const std::vector<PlannedDeployment> together = shapes_to_try();
     std::vector<Json> places = places_of(search_.base, together);
     look_at_turns(places);
     std::vector<std::optional<TuneBound>> bounds = estimates_of(places);
@@ -355,9 +353,7 @@ class SessionSearch : Stages {
     }
     planned_.shapes = places.size();
     if (bounded.empty()) throw ConfigError(refused_.text(places[refused_.place()]));
-    std::vector<Json> apart = places_of(
-        search_.base, startable(pools(bounded, search_.model, search_.cluster), search_.base,
-                                search_.model, search_.precision, search_.layouts));
+    std::vector<Json> apart = places_of(search_.base, pools_to_try(bounded));
     planned_.shapes += apart.size();
     for (std::optional<TuneBound>& bound : estimates_of(apart)) bounds.push_back(bound);
     std::ranges::move(apart, std::back_inserter(places));

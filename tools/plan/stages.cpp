@@ -111,6 +111,21 @@ void Stages::keep_nearest(const SloResult& result) {
   if (nearest.empty() || excess(result.nearest) < excess(nearest)) nearest = result.nearest;
 }
 
+std::vector<PlannedDeployment> Stages::that_start(std::vector<PlannedDeployment> planned) const {
+  return startable(std::move(planned), search_.base, search_.model, search_.precision,
+                   search_.layouts);
+}
+
+std::vector<PlannedDeployment> Stages::shapes_to_try() const {
+  return that_start(
+      shapes(choices_in(search_.base), search_.model, search_.cluster, search_.layouts));
+}
+
+std::vector<PlannedDeployment> Stages::pools_to_try(
+    const std::vector<BoundedShape>& bounded) const {
+  return that_start(pools(bounded, search_.model, search_.cluster));
+}
+
 std::vector<Json> Stages::drawn(const std::vector<Json>& places, std::size_t seeds) const {
   const auto first = search_.base.at("seed").get<std::uint64_t>();
   std::vector<Json> drawn;

@@ -59,6 +59,11 @@ class Stages {
   SloResult confirm(const SloSearch&, std::span<const double> loads, const std::string& stage);
   /// Keeps the run that missed by least.
   void keep_nearest(const SloResult&);
+  /// Those of some deployments that the question's engine can start.
+  std::vector<PlannedDeployment> that_start(std::vector<PlannedDeployment>) const;
+  /// Shapes of groups that do both phases, and pools of bounded ones, that the engine can start.
+  std::vector<PlannedDeployment> shapes_to_try() const;
+  std::vector<PlannedDeployment> pools_to_try(const std::vector<BoundedShape>&) const;
   /// Each place under so many seeds, from the question's on.
   std::vector<Json> drawn(const std::vector<Json>& places, std::size_t seeds) const;
   /// Adds runs to the leaders: most load first, of equal loads what meets the limits for more, then
