@@ -59,7 +59,7 @@ class Stages {
   SloResult confirm(const SloSearch&, std::span<const double> loads, const std::string& stage);
   /// Keeps the run that missed by least.
   void keep_nearest(const SloResult&);
-  /// Those of some deployments that the question's engine can start.
+  /// Deployments, of those given, that the question's engine can start.
   std::vector<PlannedDeployment> that_start(std::vector<PlannedDeployment>) const;
   /// Shapes of groups that do both phases, and pools of bounded ones, that the engine can start.
   std::vector<PlannedDeployment> shapes_to_try() const;
