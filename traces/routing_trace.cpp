@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_for.h>
 
 #include "hardware/at.hpp"
 #include "hardware/config.hpp"
@@ -243,6 +245,37 @@ RoutingTrace::RoutingTrace(TraceMeta meta, std::vector<std::string> workloads,
     store(std::vector<std::uint8_t>(ids.begin(), ids.end()));
   else
     store(std::move(ids));
+}
+
+RoutingTrace::RoutingTrace(TraceMeta meta, std::vector<std::string> workloads,
+                           std::vector<TraceRequest> requests, const Fill& fill)
+    : meta_(std::move(meta)),
+      workloads_(std::move(workloads)),
+      requests_(std::move(requests)),
+      place_(meta_.source) {
+  for (const TraceRequest& request : requests_) tokens_ += request.num_tokens;
+  if (meta_.num_experts <= 256)
+    fill_ids<std::uint8_t>(fill);
+  else
+    fill_ids<std::uint16_t>(fill);
+}
+
+template <class Id>
+void RoutingTrace::fill_ids(const Fill& fill) {
+  const std::size_t of_row = at(row_ids()), count = at(tokens_) * of_row;
+  const std::shared_ptr<Id[]> ids = std::make_shared_for_overwrite<Id[]>(count);
+  const auto fill_some = [&](const tbb::blocked_range<std::size_t>& some) {
+    std::vector<std::uint16_t> own;
+    for (std::size_t i = some.begin(); i < some.end(); ++i) {
+      own.resize(at(requests_[i].num_tokens) * of_row);
+      fill(i, own);
+      std::ranges::transform(own, ids.get() + at(requests_[i].row_start) * of_row,
+                             [](std::uint16_t id) { return static_cast<Id>(id); });
+    }
+  };
+  tbb::parallel_for(tbb::blocked_range<std::size_t>(0, requests_.size()), fill_some);
+  ids_ = Ids<Id>(ids.get(), count);
+  storage_ = ids;
 }
 
 template <class Id>

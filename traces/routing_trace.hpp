@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -56,6 +57,12 @@ class RoutingTrace {
   RoutingTrace(TraceMeta meta, std::vector<std::string> workloads,
                std::vector<TraceRequest> requests, std::vector<std::uint16_t> ids);
 
+  /// Writes every id of a request, flat [rows, layers, k].
+  using Fill = std::function<void(std::size_t request, std::span<std::uint16_t> ids)>;
+  /// A trace made in memory whose requests, one behind the other, are filled in any order, at once.
+  RoutingTrace(TraceMeta meta, std::vector<std::string> workloads,
+               std::vector<TraceRequest> requests, const Fill& fill);
+
   const TraceMeta& meta() const { return meta_; }
   std::int64_t tokens() const { return tokens_; }
   int layers() const { return static_cast<int>(meta_.layer_ids.size()); }
@@ -100,6 +107,8 @@ class RoutingTrace {
   RoutingTrace() = default;
   template <class Id>
   void store(std::vector<Id> ids);
+  template <class Id>
+  void fill_ids(const Fill& fill);
   void check_rows(std::int64_t first, std::int64_t last) const;
   template <class Read>
   void stream(std::int64_t first, std::int64_t last, Read&& read) const;

@@ -242,17 +242,11 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
 }
 
 RoutingTrace fill_trace(const MoeModel& model, const SyntheticRows& rows, std::string_view recipe,
-                        std::uint64_t seed,
-                        const std::function<void(std::size_t, std::span<std::uint16_t>)>& fill) {
+                        std::uint64_t seed, const RoutingTrace::Fill& fill) {
   TraceMeta meta = describe(model, rows, recipe, seed);
-  std::vector<TraceRequest> requests = requests_of(rows);
-  std::vector<std::uint16_t> ids(count_ids(model, rows, meta.layer_ids.size()));
-  const std::size_t request_ids = ids.size() / requests.size();
+  count_ids(model, rows, meta.layer_ids.size());
   // Requests have random streams of their own, so the order in which they are made is free.
-  tbb::parallel_for(std::size_t{0}, requests.size(), [&](std::size_t i) {
-    fill(i, std::span(ids).subspan(i * request_ids, request_ids));
-  });
-  return RoutingTrace(std::move(meta), rows.workloads, std::move(requests), std::move(ids));
+  return RoutingTrace(std::move(meta), rows.workloads, requests_of(rows), fill);
 }
 
 }  // namespace moesim

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -83,8 +82,7 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
 /// A trace shaped for the model whose rows `fill` makes: those of request i, flat [tokens, layers,
 /// k]. Requests are filled in any order, at once. Throws ConfigError as generate_trace() does.
 RoutingTrace fill_trace(const MoeModel& model, const SyntheticRows& rows, std::string_view recipe,
-                        std::uint64_t seed,
-                        const std::function<void(std::size_t, std::span<std::uint16_t>)>& fill);
+                        std::uint64_t seed, const RoutingTrace::Fill& fill);
 
 /// Draws the experts of `ids`, [rows, layers, k]; layer l by counts[l % counts.size()], [experts].
 /// A token picks expert e with probability k counts[e] / sum(counts), exactly, and none twice. No
