@@ -149,6 +149,21 @@ struct StepModel::LayerRouting {
   bool replicated;
 };
 
+namespace {
+
+// Time of a decision about so many active experts, which are those with tokens.
+Seconds decision_time(const RoutingCharge& charge, int active, const LayerPlacement& placement,
+                      std::span<const std::int32_t> tokens) {
+  Seconds time = charge.fixed + charge.per_128_active * (active / 128.0);
+  if (charge.per_128_candidates == Seconds{}) return time;
+  std::size_t candidates = 0;
+  for (std::size_t e = 0; e < tokens.size(); ++e)
+    if (tokens[e] > 0) candidates += placement.slots_of(static_cast<int>(e)).size();
+  return time + charge.per_128_candidates * (double(candidates) / 128.0);
+}
+
+}  // namespace
+
 StepModel::LayerRouting StepModel::route(int moe_layer, const StepInput& input, std::uint64_t step,
                                          Worker& worker, LayerOutcome& outcome) {
   Scratch& s = *scratch_;
@@ -182,7 +197,9 @@ StepModel::LayerRouting StepModel::route(int moe_layer, const StepInput& input, 
   if (rule.router->hides_copies()) outcome.bringing.time = {};
   const bool replicated =
       standing.whole_slots() > standing.experts() || rule.router->step_slots() > 0;
-  outcome.routing = spec_.charges.routing(rule.router_name, outcome.active_experts, replicated);
+  outcome.routing =
+      replicated ? decision_time(spec_.charges.routing(rule.router_name), active, standing, tokens)
+                 : Seconds{};
   const bool by_selection = rule.router->needs_token_rows() || limited ||
                             !routed.copies().empty() || shared_experts_travel();
   std::span<const std::int32_t> slots;

@@ -30,8 +30,8 @@ struct Charges {
 
   /// True if it is said what a policy takes, here or by its row: as part of the gate's kernel.
   bool knows(std::string_view policy) const;
-  /// Time of a layer's decision with `active` logical experts. Without replicas nothing is charged.
-  Seconds routing(std::string_view policy, int active, bool replicated) const;
+  /// Charge of a layer's decision by the policy; nothing for one that takes no time of its own.
+  RoutingCharge routing(std::string_view policy) const;
 };
 
 /// The mean of the largest of n draws from a normal distribution with mean 0 and deviation 1: 0 for
@@ -39,14 +39,15 @@ struct Charges {
 double mean_of_largest(int n);
 
 /// Source of policies' own GPU time: as published; as a kernel of today may take
-/// (MeasuredCharge::fast); nothing.
-enum class RoutingCharges { measured, fast, none };
+/// (MeasuredCharge::fast); nothing. By candidates: as published, but growing with replicas.
+enum class RoutingCharges { measured, fast, none, by_candidates };
 /// Charges of policies' own time and of top-k over all tokens, and nothing else.
 Charges routing_charges(RoutingCharges);
 
-/// "charges": {"token_routing": "measured" (default) | "fast" | "none" | {values}, "host_overhead":
-/// "0 us", "per_layer": "0 us", "per_sequence": "0 us", "eager_launch": "0 us", "rank_jitter": "0
-/// us"}. Values may be given for any of `policies`; those left out are charged as measured.
+/// "charges": {"token_routing": "measured" (default) | "fast" | "none" | "by_candidates" |
+/// {values}, "host_overhead": "0 us", "per_layer": "0 us", "per_sequence": "0 us", "eager_launch":
+/// "0 us", "rank_jitter": "0 us"}. Values may be given for any of `policies`; those left out are
+/// charged as measured.
 Charges read_charges(const ConfigNode&, std::span<const std::string_view> policies);
 std::span<const Key> charges_keys();
 

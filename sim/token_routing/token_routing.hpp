@@ -115,10 +115,12 @@ using TokenRouterFactory = Factory<TokenRouter, const RoutingContext&>;
 /// The table: `moesim list token_routing` prints it.
 const Registry<TokenRouterFactory>& token_routers();
 
-/// The GPU time of a decision per layer: fixed + per_128_active * active/128.
+/// The GPU time of a decision per layer, in parts: once, for each 128 active experts, and for each
+/// 128 of their replicas (the pairs A of METRO's O(|A|)).
 struct RoutingCharge {
   Seconds fixed{};
   Seconds per_128_active{};
+  Seconds per_128_candidates{};
 };
 
 /// Time of deciding by one policy of the table, and its source.

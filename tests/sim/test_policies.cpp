@@ -83,7 +83,7 @@ TEST_CASE(
       {"charges",
        {{"token_routing", {{"source", "a test"}, {"last_replica", {{"fixed", "7 us"}}}}}}}};
   const Experiment experiment = quick(with_own(), set);
-  CHECK(experiment.decode().charges.routing("last_replica", 1, true).count() == 7e-6);
+  CHECK(experiment.decode().charges.routing("last_replica").fixed.count() == 7e-6);
   CHECK_THROWS_AS(quick({}, set), ConfigError);
 }
 
@@ -103,11 +103,32 @@ TEST_CASE("charges of a config stand in the place of measured ones of the same p
       {{"token_routing", {{"decode", "metro"}}},
        {"charges", {{"token_routing", {{"source", "a test"}, {"optimal", {{"fixed", "7 us"}}}}}}}});
   const Charges& charges = experiment.decode().charges;
-  CHECK(charges.routing("optimal", 128, true).count() == 7e-6);
-  CHECK(charges.routing("metro", 128, true).count() == 26e-6);
+  CHECK(charges.routing("optimal").fixed.count() == 7e-6);
+  CHECK(charges.routing("optimal").per_128_active.count() == 0);
+  CHECK(charges.routing("metro").per_128_active.count() == 26e-6);
   CHECK(charges.top_k_of_all_tokens.count() == 3e-6);
   CHECK(remarks_of(experiment).empty());
   CHECK_THAT(charges.source, Catch::StartsWith("a test; the others: METRO"));
+}
+
+TEST_CASE("a charge by replicas is that by active experts, times the replicas of each") {
+  const auto routing_ms = [](const Json& of_metro) {
+    const Json charges = {{"token_routing", {{"source", "a test"}, {"metro", of_metro}}}};
+    const Report report = run(quick({}, {{"placement", {{"type", "linear"}, {"replication", 2}}},
+                                         {"token_routing", {{"decode", "metro"}}},
+                                         {"charges", charges}}));
+    return report.document()
+        .at("/steps/decode/parts_mean_ms/token_routing"_json_pointer)
+        .get<double>();
+  };
+  const double by_active = routing_ms({{"per_128_active", "128 us"}});
+  CHECK(by_active > 1);
+  CHECK_THAT(routing_ms({{"per_128_candidates", "64 us"}}), test::WithinRel(by_active, 1e-9));
+  // 26 us of 192 replicas.
+  const Experiment experiment = quick({}, {{"charges", {{"token_routing", "by_candidates"}}}});
+  const RoutingCharge metro = experiment.decode().charges.routing("metro");
+  CHECK_THAT(metro.per_128_candidates.count(), test::WithinRel(26e-6 * 128 / 192, 1e-12));
+  CHECK(metro.per_128_active.count() == 0);
 }
 
 TEST_CASE("a policy of one's own without a charge says so") {

@@ -60,7 +60,8 @@ std::vector<Report> reports() {
                              {"output", 4},
                              {"max_context", {{"at", 22}, {"do", "compact"}}}}}}}};
   const Json brings = {{"token_routing", {{"decode", {{"type", "quota"}, {"min_tokens", 1}}}}},
-                       {"dispatch", {{"decode", "ids_all_gather"}}}};
+                       {"dispatch", {{"decode", "ids_all_gather"}}},
+                       {"charges", {{"token_routing", "by_candidates"}}}};
   const Json near = {{"model", {{"experts", {{"shared_width", 256}}}}},
                      {"shared_expert", "fused"},
                      {"measurement", {{"locality", true}}}};

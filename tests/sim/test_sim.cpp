@@ -849,16 +849,37 @@ TEST_CASE("a run whose requests all leave together is measured whole, not after 
 
 TEST_CASE("routing charges follow active experts and vanish without replicas") {
   const Charges measured = read_charges(config("{}"), {});
-  // METRO: 26 us x 64/128
-  CHECK_THAT(measured.routing("metro", 64, true).count(), WithinAbs(13e-6, 1e-12));
-  CHECK_THAT(measured.routing("optimal", 64, true).count(), WithinAbs(23e-6, 1e-12));
-  CHECK_THAT(measured.routing("hybrid", 64, true).count(), WithinAbs(23e-6, 1e-12));
-  CHECK_THAT(measured.routing("token_balanced", 64, true).count(), WithinAbs(100e-6, 1e-12));
-  CHECK(measured.routing("vllm", 64, true).count() == 0);
-  CHECK(measured.routing("metro", 64, false).count() == 0);
-  CHECK(measured.routing("even", 64, true).count() == 0);
+  const auto of = [&](const char* policy) {
+    const RoutingCharge charge = measured.routing(policy);
+    return std::pair(charge.fixed.count(), charge.per_128_active.count());
+  };
+  CHECK(of("metro") == std::pair(0., 26e-6));
+  CHECK(of("optimal") == std::pair(10e-6, 26e-6));
+  CHECK(of("hybrid") == std::pair(10e-6, 26e-6));
+  CHECK(of("token_balanced") == std::pair(100e-6, 0.));
+  for (const char* free : {"vllm", "even"}) CHECK(of(free) == std::pair(0., 0.));
   const Charges none = read_charges(config(R"({"token_routing": "none"})"), {});
-  CHECK(none.routing("metro", 128, true).count() == 0);
+  CHECK(none.routing("metro").per_128_active.count() == 0);
+  // A step of three layers, 4 sequences on each of 4 GPUs: METRO is charged by what is active.
+  const auto charged = [](double replication, int metro_us) {
+    const Json metro{{"per_128_active", std::to_string(metro_us) + " us"}};
+    const Experiment experiment = test::load_tiny(
+        {{"placement", {{"replication", replication}}},
+         {"token_routing", {{"decode", "metro"}}},
+         {"dispatch", {{"decode", "all_gather"}}},
+         {"charges",
+          {{"token_routing",
+            {{"source", "a test"}, {"top_k_of_all_tokens", "0 us"}, {"metro", metro}}}}}});
+    const StepCost cost = explain_step(experiment, decode_step(4, 64)).cost;
+    const auto& part = cost.parts[static_cast<std::size_t>(Part::token_routing)];
+    int active = 0;
+    for (const LayerOutcome& layer : cost.layers) active += layer.active_experts;
+    return std::pair(std::accumulate(part.begin(), part.end(), 0.), active);
+  };
+  const auto [seconds, active] = charged(1.5, 128);
+  CHECK(active > 0);
+  CHECK_THAT(seconds, WithinRel(active * 1e-6, 1e-9));
+  CHECK(charged(1, 128).first == 0);
 }
 
 }  // namespace

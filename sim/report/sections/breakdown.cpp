@@ -49,7 +49,9 @@ Fields<RoutingChargeStats> rows_of(const RoutingChargeStats*) {
   using S = RoutingChargeStats;
   return {{"fixed_us", &S::fixed_us, "GPU time of the policy in a layer", "us"},
           {"per_128_active_us", &S::per_128_active_us, "further time for each 128 active experts",
-           "us"}};
+           "us"},
+          {if_any, "per_128_candidates_us", &S::per_128_candidates_us,
+           "further time for each 128 replicas of these", "us"}};
 }
 
 Fields<ChargeStats> rows_of(const ChargeStats*) {
@@ -124,9 +126,11 @@ ChargeStats charges_of(const Charges& charges) {
                     .host_overhead_us = charges.host_overhead.count() * 1e6,
                     .token_routing = {}};
   for (const auto& [policy, charge] : charges.token_routing) {
-    stats.token_routing.emplace_back(
-        policy,
-        RoutingChargeStats{charge.fixed.count() * 1e6, charge.per_128_active.count() * 1e6});
+    RoutingChargeStats& of = stats.token_routing.emplace_back(policy, RoutingChargeStats{}).second;
+    of.fixed_us = charge.fixed.count() * 1e6;
+    of.per_128_active_us = charge.per_128_active.count() * 1e6;
+    if (charge.per_128_candidates > Seconds{})
+      of.per_128_candidates_us = charge.per_128_candidates.count() * 1e6;
   }
   return stats;
 }

@@ -35,6 +35,7 @@ struct BreakdownStats {
 
 struct RoutingChargeStats {
   double fixed_us = 0, per_128_active_us = 0;
+  std::optional<double> per_128_candidates_us;  // where the time grows with replicas
 };
 
 struct ChargeStats {

@@ -138,6 +138,7 @@ void add_charges(const Experiment& experiment, std::vector<PriceConstant>& const
       if (of_policy == charges.token_routing.end()) return;
       of_policy->second.fixed *= factor;
       of_policy->second.per_128_active *= factor;
+      of_policy->second.per_128_candidates *= factor;
     });
   }
   add("top_k_of_all_tokens", &Charges::top_k_of_all_tokens);
