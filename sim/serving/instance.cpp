@@ -349,6 +349,10 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   summary_.held = held_;
   classify_step();
   pad(deployment_, summary_.kind, batch_);
+  // A prompt finds the stages behind the first without one where no prompt came just before.
+  const bool prompts = summary_.prefill_tokens > 0;
+  batch_.fills_pipeline = prompts && !(had_prompts_ && busy_until_ == now);
+  had_prompts_ = prompts;
   if (shares_host_link()) share_host_links(now);
   price_step(now);
   move_experts();

@@ -231,6 +231,7 @@ class Instance {
   HeldPrompts held_;
   std::int32_t decodes_since_received_ = 0;
   Time busy_until_{};
+  bool had_prompts_ = false;  ///< the last step
   bool stepping_ = false;
   bool open_ = true;
   std::int64_t for_experts_ = 0;                 // KV blocks of each rank that experts have taken

@@ -28,10 +28,22 @@ std::int32_t share(std::int32_t all, std::int32_t tokens, std::int32_t of) {
 
 }  // namespace
 
-std::vector<StepBatch> micro_batches(const StepBatch& batch, int count) {
+std::vector<StepBatch> micro_batches(const StepBatch& batch, int count, Cut cut) {
   std::vector<StepBatch> parts(at(count));
-  // The tokens of each rank that parts 0 .. i hold together.
   const auto end_of = [&](std::int32_t all, int i) { return (all * (i + 1) + count - 1) / count; };
+  // The tokens of each rank that parts 0 .. i hold together, [ranks][parts].
+  std::vector<std::vector<std::int32_t>> ends;
+  for (const RankStep& rank : batch.ranks) {
+    std::vector<std::int32_t>& of_rank = ends.emplace_back();
+    for (int i = 0; i < count; ++i) of_rank.push_back(end_of(rank.tokens, i));
+    if (cut == Cut::anywhere) continue;
+    std::int32_t passed = 0;
+    for (const SequenceWork& work : rank.sequences) {
+      const std::int32_t before = std::exchange(passed, passed + work.new_tokens);
+      for (std::int32_t& end : of_rank)
+        if (end > before && end < passed) end = passed;
+    }
+  }
   for (StepBatch& part : parts) {
     part.start = batch.start;
     part.ranks.resize(batch.ranks.size());
@@ -42,22 +54,22 @@ std::vector<StepBatch> micro_batches(const StepBatch& batch, int count) {
     std::int32_t passed = 0;
     for (SequenceWork work : rank.sequences) {
       while (work.new_tokens > 0) {
-        const std::int32_t here = std::min(end_of(rank.tokens, i) - passed, work.new_tokens);
+        const std::int32_t here = std::min(ends[r][at(i)] - passed, work.new_tokens);
         if (here > 0)
           parts[at(i)].ranks[r].sequences.push_back({here, work.context_tokens, work.verifies});
         parts[at(i)].ranks[r].tokens += here;
         work.new_tokens -= here;
         work.context_tokens += here;
         passed += here;
-        if (passed == end_of(rank.tokens, i)) ++i;
+        if (passed == ends[r][at(i)]) ++i;
       }
     }
     std::int32_t sampled = 0, padding = 0;
     for (i = 0; i < count; ++i) {
       RankStep& part = parts[at(i)].ranks[r];
-      const std::int32_t until = end_of(rank.tokens, i);
+      const std::int32_t until = ends[r][at(i)];
       part.sampled = share(rank.sampled, until, rank.tokens) - sampled;
-      part.padding = end_of(rank.padding, i) - padding;
+      part.padding = share(rank.padding, until, rank.tokens) - padding;
       sampled += part.sampled;
       padding += part.padding;
     }
@@ -65,9 +77,8 @@ std::vector<StepBatch> micro_batches(const StepBatch& batch, int count) {
   std::vector<std::int32_t> passed(batch.ranks.size());
   for (RowRange range : batch.rows) {
     std::int32_t& before = passed[at(range.rank)];
-    const std::int32_t all = batch.ranks[at(range.rank)].tokens;
     for (int i = 0; range.count > 0; ++i) {
-      const std::int32_t here = std::min(end_of(all, i) - before, range.count);
+      const std::int32_t here = std::min(ends[at(range.rank)][at(i)] - before, range.count);
       if (here <= 0) continue;
       parts[at(i)].rows.push_back({range.phase, range.rank, here, range.first_row});
       before += here;
@@ -164,14 +175,14 @@ StepCost join_afd(std::span<const StepCost> micro_batches, const ParallelPlan& p
   return step;
 }
 
-Seconds pipeline_period(std::span<const std::vector<Seconds>> stages,
-                        std::span<const std::vector<Seconds>> hops) {
-  // The rounds of a max-plus system become periodic after a few; the mean is over those after.
-  constexpr int settled = 16, measured = 16;
+namespace {
+
+// When the last of the micro-batches is back after so many rounds of a pipeline that was empty.
+Seconds end_of_rounds(std::span<const std::vector<Seconds>> stages,
+                      std::span<const std::vector<Seconds>> hops, int rounds) {
   std::vector<Seconds> free(stages.front().size());
   std::vector<Seconds> back(stages.size());
-  Seconds begin{};
-  for (int round = 0; round < settled + measured; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     for (std::size_t m = 0; m < stages.size(); ++m) {
       Seconds ready = back[m];
       for (std::size_t s = 0; s < free.size(); ++s) {
@@ -180,14 +191,28 @@ Seconds pipeline_period(std::span<const std::vector<Seconds>> stages,
       }
       back[m] = ready;
     }
-    if (round == settled - 1) begin = back.back();
   }
-  return (back.back() - begin) / measured;
+  return back.back();
+}
+
+}  // namespace
+
+Seconds pipeline_period(std::span<const std::vector<Seconds>> stages,
+                        std::span<const std::vector<Seconds>> hops) {
+  // The rounds of a max-plus system become periodic after a few; the mean is over those after.
+  constexpr int settled = 16, measured = 16;
+  return (end_of_rounds(stages, hops, settled + measured) - end_of_rounds(stages, hops, settled)) /
+         measured;
+}
+
+Seconds first_round(std::span<const std::vector<Seconds>> stages,
+                    std::span<const std::vector<Seconds>> hops) {
+  return end_of_rounds(stages, hops, 1);
 }
 
 StepCost join_pipeline(std::span<const StepCost> micro_batches,
-                       std::span<const std::vector<CollectiveCost>> hops,
-                       const ParallelPlan& plan) {
+                       std::span<const std::vector<CollectiveCost>> hops, const ParallelPlan& plan,
+                       bool first) {
   std::vector<std::vector<Seconds>> stages, ways;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     const StepCost& cost = micro_batches[m];
@@ -197,7 +222,7 @@ StepCost join_pipeline(std::span<const StepCost> micro_batches,
     way.back() += cost.total - std::accumulate(cost.stages.begin(), cost.stages.end(), Seconds{});
   }
   StepCost step = micro_batches.front();
-  step.total = pipeline_period(stages, ways);
+  step.total = first ? first_round(stages, ways) : pipeline_period(stages, ways);
   step.passes = static_cast<int>(micro_batches.size());
   for (const StepCost& other : micro_batches.subspan(1)) {
     add_micro_batch(step, other);

@@ -8,10 +8,13 @@
 
 namespace moesim {
 
+/// Places at which micro-batches may divide a step.
+enum class Cut { anywhere, between_sequences };
 /// A step's sequences in `count` parts of nearly equal tokens on every rank, the first at most one
-/// larger. A prompt chunk may be cut; its later pieces then have the earlier in their context. A
-/// rank with fewer tokens than parts has none in some.
-std::vector<StepBatch> micro_batches(const StepBatch&, int count);
+/// larger. A prompt chunk may be cut; its later pieces then have the earlier in their context. Cut
+/// between sequences, a part ends with the chunk in which it would. A rank with fewer tokens or
+/// chunks than parts has none in some.
+std::vector<StepBatch> micro_batches(const StepBatch&, int count, Cut = Cut::anywhere);
 
 /// Adds `other` to `sum`: two micro-batches that share a compute and a link stream, as one step.
 /// All computing is on the critical path. Of exchanges, what remains of the total is exposed:
@@ -32,11 +35,17 @@ StepCost join_afd(std::span<const StepCost> micro_batches, const ParallelPlan&);
 Seconds pipeline_period(std::span<const std::vector<Seconds>> stages,
                         std::span<const std::vector<Seconds>> hops);
 
-/// Returns a round of a pipeline as one step that takes pipeline_period(). Parts are what a stage
-/// spends in the mean. Part::pipeline is the rest of the period: transfers between stages and
-/// waiting for other stages. hops[m][s] as above, without the host's time of each micro-batch.
-/// Layers are sums: an expert that two micro-batches activate is read twice, hence counted twice.
+/// The time of the first of these rounds, before which every stage is idle.
+Seconds first_round(std::span<const std::vector<Seconds>> stages,
+                    std::span<const std::vector<Seconds>> hops);
+
+/// Returns a round of a pipeline as one step that takes pipeline_period(), or first_round(). Parts
+/// are what a stage spends in the mean. Part::pipeline is the rest of the round: transfers between
+/// stages and waiting for other stages. hops[m][s] as above, without the host's time of each
+/// micro-batch. Layers are sums: an expert that two micro-batches activate is read twice, hence
+/// counted twice.
 StepCost join_pipeline(std::span<const StepCost> micro_batches,
-                       std::span<const std::vector<CollectiveCost>> hops, const ParallelPlan&);
+                       std::span<const std::vector<CollectiveCost>> hops, const ParallelPlan&,
+                       bool first);
 
 }  // namespace moesim

@@ -81,6 +81,8 @@ struct StepBatch {
   std::vector<RankStep> ranks;  ///< [dp]
   /// Trace rows in order of rank, as many of each rank as it has tokens.
   std::vector<RowRange> rows;
+  /// True if its prompts find no others under way in a pipeline's stages.
+  bool fills_pipeline = false;
 };
 
 /// Adds a sequence that emits a token to the last rank of a batch, its rows from `first_row` on of

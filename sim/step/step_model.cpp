@@ -416,8 +416,8 @@ void explain_pipeline(const StepCost& step, int stages, std::vector<ExplainedOpe
 }
 
 // Micro-batches of which some rank has tokens.
-std::vector<StepBatch> parts_with_tokens(const StepBatch& batch, int count) {
-  std::vector<StepBatch> parts = micro_batches(batch, count);
+std::vector<StepBatch> parts_with_tokens(const StepBatch& batch, int count, Cut cut) {
+  std::vector<StepBatch> parts = micro_batches(batch, count, cut);
   std::erase_if(parts, [](const StepBatch& part) {
     return std::ranges::all_of(part.ranks, [](const RankStep& rank) { return rank.tokens == 0; });
   });
@@ -427,19 +427,22 @@ std::vector<StepBatch> parts_with_tokens(const StepBatch& batch, int count) {
 }  // namespace
 
 StepCost StepModel::price_pipeline(const StepBatch& batch, const PricePass& price) const {
-  const std::vector<StepBatch> parts = parts_with_tokens(batch, spec_.plan.pp);
+  // Engines cut a prompt into chunks alone: pieces stand for chunks that follow each other.
+  const Cut cut = batch.fills_pipeline ? Cut::between_sequences : Cut::anywhere;
+  const std::vector<StepBatch> parts = parts_with_tokens(batch, spec_.plan.pp, cut);
   std::vector<StepCost> costs(parts.size());
   std::vector<std::vector<CollectiveCost>> hops(parts.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     price(parts[i], {.number = static_cast<int>(i)}, costs[i]);
     for (int stage = 0; stage < spec_.plan.pp; ++stage) hops[i].push_back(hop(parts[i], stage));
   }
-  return join_pipeline(costs, hops, spec_.plan);
+  return join_pipeline(costs, hops, spec_.plan, batch.fills_pipeline);
 }
 
 // The host begins a step once, and no micro-batch hides that: it is charged with the last one.
 StepCost StepModel::price_afd(const StepBatch& batch, const PricePass& price) const {
-  const std::vector<StepBatch> parts = parts_with_tokens(batch, spec_.plan.micro_batches);
+  const std::vector<StepBatch> parts =
+      parts_with_tokens(batch, spec_.plan.micro_batches, Cut::anywhere);
   std::vector<StepCost> costs(parts.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     price(parts[i],

@@ -53,11 +53,12 @@ TEST_CASE("micro-batches of a pipeline are sampled each, and give the means of e
     changes["workload"]["arrivals"]["rate"] = "1500 /s";
     return run(load_tiny(changes));
   };
-  // Some ten tokens to a rank's micro-batch: fewer samples' worth than a whole step.
+  // Some ten tokens to a rank's micro-batch: fewer samples' worth than a whole step. Those that
+  // fill the pipeline are of unequal ranks, and samples are of equal ones.
   const Report exact = staged("exact"), sampled = staged("sampled");
   for (const char* name : {"mean_tpot_ms", "total_token_throughput", "mean_e2el_ms"}) {
     INFO(name);
-    CHECK_THAT(metric(sampled, name), WithinRel(metric(exact, name), .03));
+    CHECK_THAT(metric(sampled, name), WithinRel(metric(exact, name), .05));
   }
   CHECK_THAT(activated(sampled), WithinRel(activated(exact), .07));
   CHECK(staged("sampled").document().dump() == sampled.document().dump());

@@ -60,6 +60,35 @@ TEST_CASE("the slowest stage or the slowest micro-batch sets a pipeline's period
   CHECK(pipeline_period(Times{{t, t, t}}, Times{{none, none, none}}) == 3 * t);
 }
 
+TEST_CASE("the first round of a pipeline fills it") {
+  const Seconds t(1), none(0);
+  const Times free_ways{{none, none}, {none, none}};
+  // Micro-batch 1 follows a stage behind: 2 + 1.
+  CHECK(first_round(Times{{t, t}, {t, t}}, free_ways) == 3 * t);
+  CHECK(first_round(Times{{t, 3 * t}, {t, 3 * t}}, free_ways) == 7 * t);
+  CHECK(first_round(Times{{t, t, t}}, Times{{none, none, none}}) == 3 * t);
+}
+
+TEST_CASE("a lone prompt is not cut: it passes all stages, one after the other") {
+  const auto ttft = [](int pp, int prompt_chunk) {
+    Json set{{"workload",
+              {{"requests", 1},
+               {"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}},
+               {"lengths", {{"type", "fixed"}, {"prompt", 16'384}, {"output", 2}}}}},
+             {"scheduling", {{"max_num_batched_tokens", prompt_chunk}}}};
+    return run(experiment(1, 1, pp, set))
+        .document()
+        .at("/metrics/mean_ttft_ms"_json_pointer)
+        .get<double>();
+  };
+  constexpr int whole = 16'384, quarter = whole / 4;
+  CHECK(ttft(2, whole) >= ttft(1, whole));
+  CHECK(ttft(2, whole) < 1.1 * ttft(1, whole));
+  // Of four chunks the first fills both stages; the others follow at half its time.
+  CHECK(ttft(2, quarter) < .8 * ttft(1, quarter));
+  CHECK(ttft(2, quarter) > .6 * ttft(1, quarter));
+}
+
 TEST_CASE("micro-batches hold every token, row and sample once") {
   StepBatch batch;
   batch.ranks = {{{{1, 10}, {1, 20}, {9, 30}}, 11, 3, 2, false}, {{{1, 5}}, 1, 1, 0, false}};
