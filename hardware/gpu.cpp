@@ -19,7 +19,8 @@ int bits(Precision precision) {
     case Precision::mxfp4:
     case Precision::nvfp4:
     case Precision::int4:
-    case Precision::int4_g32: return 4;
+    case Precision::int4_g32:
+    case Precision::int4_g64: return 4;
   }
   return 16;
 }
@@ -36,6 +37,7 @@ double bytes_per_element(Precision precision) {
     case Precision::nvfp4: return 0.5 + 1.0 / 16;
     case Precision::int4: return 0.5 + 2.0 / 128;
     case Precision::int4_g32: return 0.5 + 2.0 / 32;
+    case Precision::int4_g64: return 0.5 + 2.0 / 64;
   }
   return 2;
 }
@@ -62,7 +64,8 @@ Precision nearest(Precision weights) {
     case Precision::fp8: return Precision::fp8_block;
     case Precision::fp8_block: return Precision::fp8;
     case Precision::int4: return Precision::int4_g32;
-    case Precision::int4_g32: return Precision::int4;
+    case Precision::int4_g32:
+    case Precision::int4_g64: return Precision::int4;
     default: return weights;
   }
 }

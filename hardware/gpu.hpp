@@ -19,12 +19,12 @@ namespace moesim {
 
 /// How numbers are stored. fp8 and int8 have one scale per tensor or channel, fp8_block one per
 /// 128x128 block. The four-bit formats count their block scales: int4 has one for 128 values,
-/// int4_g32 for 32 (Kimi-K2.5).
-enum class Precision { bf16, fp8, fp8_block, mxfp4, nvfp4, int4, int4_g32, int8 };
-inline constexpr std::array<std::string_view, 8> precision_names{
-    "bf16", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int4_g32", "int8"};
+/// int4_g32 for 32 (Kimi-K2.5), int4_g64 for 64.
+enum class Precision { bf16, fp8, fp8_block, mxfp4, nvfp4, int4, int4_g32, int8, int4_g64 };
+inline constexpr std::array<std::string_view, 9> precision_names{
+    "bf16", "fp8", "fp8_block", "mxfp4", "nvfp4", "int4", "int4_g32", "int8", "int4_g64"};
 /// Stored bytes of one element, scales included: 2, 1, 1 + 4/16384, 0.53125, 0.5625, 0.515625,
-/// 0.5625, 1.
+/// 0.5625, 1, 0.53125.
 double bytes_per_element(Precision);
 
 /// A row of hardware/kernels/kernel.hpp.

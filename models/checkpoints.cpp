@@ -13,6 +13,7 @@ std::span<const Key> checkpoint_keys() {
       {"mxfp4", form::text, unknown, "experts in MXFP4"},
       {"int4", form::text, unknown, "experts in 4-bit integers, a scale for 128"},
       {"int4_g32", form::text, unknown, "experts in 4-bit integers, a scale for 32"},
+      {"int4_g64", form::text, unknown, "experts in 4-bit integers, a scale for 64"},
       {"int8", form::text, unknown, "experts in 8-bit integers"}};
   return keys;
 }

@@ -96,7 +96,8 @@ std::span<const Key> precision_keys() {
        "weights of dense FFNs and shared experts"},
       {"kv_cache", one, stored_or_bf16, "the KV cache"},
       {"activations", one, stored_or_bf16, "what weights are multiplied with"},
-      {"state", form::choice(state_precisions), "fp32", "the state of linear attention"},
+      {"state", form::choice(state_precisions), unset("as the model's files say, or fp32"),
+       "the state of linear attention"},
       {"mxfp4_hidden_multiple", multiple, "1",
        "HBM: hidden sizes of MXFP4 experts are padded to it"},
       {"mxfp4_width_multiple", multiple, "32", "HBM: widths of their slices are padded to it"},
@@ -129,8 +130,11 @@ PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored
     plan.kv_cache = static_cast<Precision>(r.child_or("kv_cache", text(from.kv_cache)).choice());
     plan.activations =
         static_cast<Precision>(r.child_or("activations", text(from.activations)).choice());
-    const auto state = choice<StatePrecision>(r, "state", state_precisions);
-    plan.state_bytes = state == StatePrecision::fp32 ? 4.0 : 2.0;
+    plan.state_bytes = from.state_bytes;
+    if (r.optional("state")) {
+      const auto state = choice<StatePrecision>(r, "state", state_precisions);
+      plan.state_bytes = state == StatePrecision::fp32 ? 4.0 : 2.0;
+    }
     plan.mxfp4_hidden_multiple = static_cast<int>(r.integer("mxfp4_hidden_multiple"));
     plan.mxfp4_width_multiple = static_cast<int>(r.integer("mxfp4_width_multiple"));
     plan.scaled_latent = r.flag("scaled_latent");
@@ -240,7 +244,8 @@ void check_ep(const ConfigNode& node, const MoeModel& model, const ParallelPlan&
                                                          plan.ep, experts_on, plan.expert_gpus()));
   require(plan.ep == 1 || model.experts > 0,
           fmt::format("{} {} is of experts, and the model has none; leave this out", key, plan.ep));
-  require(plan.ep <= std::max(1, model.experts),
+  // Copies may fill more GPUs than there are experts; only "ep" says it before the placement does.
+  require(key == "ep" || plan.ep <= model.experts,
           fmt::format("{} {} is more than the model's {} experts", key, plan.ep, model.experts));
   require(model.expert_width % plan.moe_tp() == 0,
           fmt::format("{} / {} = {} does not divide an expert's width of {}", experts_on, key,
@@ -349,12 +354,16 @@ std::string ffn_slice_warning(const MoeModel& model, const ParallelPlan& plan) {
 std::string slice_warning(const MoeModel& model, const ParallelPlan& plan,
                           const PrecisionPlan& precision) {
   const auto goes = [&](int parts) { return in_blocks(model.expert_width, parts); };
-  if (model.experts == 0 || precision.experts != Precision::fp8_block || plan.moe_tp() == 1 ||
-      goes(plan.moe_tp()))
+  if (model.experts == 0 || precision.experts != Precision::fp8_block || goes(plan.moe_tp()))
     return precision.ffn == Precision::fp8_block ? ffn_slice_warning(model, plan) : "";
+  if (!goes(1))
+    return fmt::format(
+        "\"precision\": experts of {} numbers are no whole blocks of {}, which some versions of "
+        "engines take alone",
+        model.expert_width, block);
   std::vector<std::string> widths;
   for (int parts = 1; parts <= plan.expert_gpus(); ++parts) {
-    if (plan.expert_gpus() % parts == 0 && (parts == 1 || goes(parts))) {
+    if (plan.expert_gpus() % parts == 0 && goes(parts)) {
       widths.push_back(
           fmt::format("{} (ep {})", model.expert_width / parts, plan.expert_gpus() / parts));
     }

@@ -121,10 +121,11 @@ ParallelPlan in_decode(const ParallelPlan&);
 std::string slice_warning(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
 /// Reads the plan. If not given, dp, tp and pp are 1; ep is all GPUs that hold experts (1 for a
-/// dense model), and micro_batches 2 with AFD. Throws ConfigError unless ep divides those GPUs and
-/// is at most the number of experts, and moe_tp divides an expert's width. Also tp must divide the
-/// query heads, one of tp and the KV heads the other, and every stage needs a layer. AFD needs
-/// experts and one stage, and stripe_fault() must find nothing. The rules of ep hold for decode_ep.
+/// dense model), and micro_batches 2 with AFD. Throws ConfigError unless ep divides those GPUs, and
+/// moe_tp divides an expert's width. An ep above the number of experts needs copies. Also tp must
+/// divide the query heads, one of tp and the KV heads the other, and every stage needs a layer. AFD
+/// needs experts and one stage, and stripe_fault() must find nothing. The rules of ep hold for
+/// decode_ep, which is at most the number of experts.
 ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
 std::span<const Key> parallel_keys();
 

@@ -296,15 +296,21 @@ StoredPrecision quantised(const ConfigNode& config, const ConfigNode& quantisati
   return stored;
 }
 
-}  // namespace
-
-std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
-                                                     const MoeModel& model) {
-  const std::string file = config.file().filename().string();
-  if (!is_hf_model(config)) {
-    if (member(config.json(), "precision") == nullptr) return std::nullopt;
-    return StoredPrecision{read_precision(config.child("precision")), file};
+// Bytes of a number in a state, as a config.json says. Kernels of Kimi Delta Attention keep fp32
+// whatever a file says (kda_state_dtype of vLLM's mamba_utils.py).
+std::optional<double> state_bytes_said(const Json& text) {
+  for (const char* key : {"linear_attn_config", "kda_safe_gate", "no_kda_lora"})
+    if (member(text, key) != nullptr) return 4;
+  for (const char* key : {"mamba_ssm_dtype", "mamba_ssm_cache_dtype"}) {
+    const std::string said = text_of(text, key);
+    if (said == "float32") return 4;
+    if (said == "bfloat16" || said == "float16") return 2;
   }
+  return std::nullopt;
+}
+
+StoredPrecision hf_precision(const ConfigNode& config, const MoeModel& model) {
+  const std::string file = config.file().filename().string();
   if (const std::optional<ConfigNode> quantisation = quantisation_of(config)) {
     try {
       return quantised(config, *quantisation, model);
@@ -319,6 +325,25 @@ std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
         "hf_quant_config.json next to the file, or give \"precision\"",
         file, named);
   }
+  return stored;
+}
+
+}  // namespace
+
+std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
+                                                     const MoeModel& model) {
+  const std::string file = config.file().filename().string();
+  if (!is_hf_model(config)) {
+    const Json* const said = member(config.json(), "precision");
+    if (said == nullptr) return std::nullopt;
+    return StoredPrecision{.plan = read_precision(config.child("precision")),
+                           .said_by = file,
+                           .states_said = said->contains("state")};
+  }
+  StoredPrecision stored = hf_precision(config, model);
+  const std::optional<double> of_states = state_bytes_said(language_part(config).json());
+  stored.states_said = of_states.has_value();
+  stored.plan.state_bytes = of_states.value_or(stored.plan.state_bytes);
   return stored;
 }
 

@@ -350,6 +350,7 @@ std::shared_ptr<const ExpertTables> ExpertTables::of(const KernelTables& tables,
                                                      const ExpertsCall& shape, Precision weights,
                                                      Precision activations) {
   const auto names = table_names(weights, activations);
+  if (names.empty()) return nullptr;
   ExpertsCall call = shape;
   call.precision = names.front();
   for (const std::string_view name : names)

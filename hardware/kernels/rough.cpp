@@ -45,7 +45,8 @@ constexpr Formats all_formats[] = {{{bf16, bf16}, {"bfloat16"}},
                                    {{mxfp4, fp8}, {"w4a8_mxfp4_mxfp8", "w4a16_mxfp4", "nvfp4"}},
                                    {{mxfp4, bf16}, {"w4a16_mxfp4"}},
                                    {{int4, bf16}, {"int4_wo"}},
-                                   {{int4_g32, bf16}, {"int4_wo"}}};
+                                   {{int4_g32, bf16}, {"int4_wo"}},
+                                   {{int4_g64, bf16}, {"int4_wo"}}};
 
 std::span<const std::string_view> names_of(const Formats& formats) {
   const auto end = std::ranges::find(formats.names, std::string_view());
@@ -61,7 +62,7 @@ std::span<const std::string_view> table_names(Precision weights, Precision activ
     const bool fits = (row.operands.activations == bf16) == (activations == bf16);
     if (found == nullptr || fits) found = &row;
   }
-  return names_of(*found);
+  return found == nullptr ? std::span<const std::string_view>() : names_of(*found);
 }
 
 std::optional<Operands> operands_of(std::string_view format) {

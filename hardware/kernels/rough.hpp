@@ -20,7 +20,8 @@ struct Format {
 /// Format of a name; a name that no table has is fp8.
 Format format_of(std::string_view name);
 
-/// The formats that may multiply such weights and activations, the most fitting first.
+/// The formats that may multiply such weights and activations, the most fitting first; none of
+/// int8, which no shipped table has.
 std::span<const std::string_view> table_names(Precision weights, Precision activations);
 /// Operands of a format; nothing for formats without a roofline (8-bit integers, w4afp8).
 std::optional<Operands> operands_of(std::string_view format);

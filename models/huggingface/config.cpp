@@ -83,8 +83,12 @@ bool tied_embeddings(ConfigReader& top, ConfigReader& text, std::string_view mod
 // Derives it as vLLM does (vllm/config/model.py): a scaling of the rotary embedding lengthens it,
 // where the file does not count it in already.
 int hf_max_positions(ConfigReader& r) {
-  const char* const key = present(r, "max_seq_len") ? "max_seq_len" : "max_position_embeddings";
-  int longest = optional(r, key, 0);
+  // vLLM's list (config/model.py), the usual name first.
+  int longest = 0;
+  for (const char* const key :
+       {"max_seq_len", "max_position_embeddings", "n_positions", "model_max_length", "seq_length",
+        "max_sequence_length", "max_seq_length", "seq_len"})
+    if (longest == 0) longest = optional(r, key, 0);
   for (const char* const where : {"rope_scaling", "rope_parameters"}) {
     if (!present(r, where)) continue;
     const ConfigNode node = r.child(where);

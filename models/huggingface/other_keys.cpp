@@ -29,12 +29,14 @@ constexpr Harmless harmless[] = {
      "problem_type quantization_config return_dict task_specific_params torch_dtype "
      "transformers_version use_bfloat16 use_cache use_mamba_kernels "},
     {"training",
-     " attention_dropout aux_loss_alpha embd_pdrop hidden_dropout initializer_range moe_capacity "
+     " attention_dropout aux_loss_alpha embd_pdrop hidden_dropout initializer_range "
+     "input_jitter_noise moe_capacity "
      "moe_drop_tokens output_router_logits rescale_prenorm_residual resid_pdrop "
      "router_aux_loss_coef router_jitter_noise router_z_loss_coef seq_aux use_router_aux_loss "},
     {"what an operation computes, not how long",
-     " activation_situ_beta activation_situ_linear_beta attention_value_scale attention_method "
-     "attn_logit_softcapping compress_rope_theta embedding_multiplier final_logit_softcapping "
+     " activation_situ_beta activation_situ_linear_beta attention_method attention_multiplier "
+     "attention_value_scale attn_logit_softcapping compress_rope_theta embedding_multiplier "
+     "final_logit_softcapping "
      "full_attn_alpha_factor full_attn_beta_factor hc_eps hc_sinkhorn_iters hidden_act "
      "hidden_activation indexer_rope_interleave initial_context_length layer_norm_eps "
      "layer_norm_epsilon layernorm_epsilon linear_attn_alpha_factor linear_attn_beta_factor "
@@ -44,14 +46,15 @@ constexpr Harmless harmless[] = {
      "norm_topk_prob norm_type original_max_position_embeddings partial_rotary_factor qk_norm "
      "qk_norm_type query_pre_attn_scalar residual_in_fp32 residual_multiplier rms_norm_eps "
      "rope_interleave rope_parameters rope_scaling rope_theta rotary_dim route_norm "
-     "routed_scaling_factor router_activation_func router_scaling_factor scoring_func "
-     "swa_rope_theta swiglu_alpha swiglu_limit time_step_floor time_step_limit time_step_max "
-     "time_step_min topk_method use_gemma_norm use_grouped_topk use_qk_norm "},
+     "routed_scaling_factor router_activation_func router_dtype router_scaling_factor "
+     "score_function scoring_func swa_rope_theta swiglu_alpha swiglu_limit time_step_floor "
+     "time_step_limit time_step_max "
+     "time_step_min topk_method use_gemma_norm use_grouped_topk use_qk_norm use_rmsnorm "},
     {"biases, sinks, gates of one number: below a thousandth of a layer",
      " add_full_attention_sink_bias add_swa_attention_sink_bias attention_bias "
      "attn_res_block_size lm_head_bias moe_router_enable_expert_bias mamba_proj_bias mlp_bias "
      "qkv_bias use_bias use_conv_bias use_head_wise_attn_gate use_moe_router_bias use_qkv_bias "
-     "use_routing_bias "},
+     "use_expert_bias use_routing_bias "},
     {"drafts are what an experiment's \"speculative\" says",
      " mtp_hybrid_override_pattern mtp_transformer_layers mtp_use_dedicated_embeddings use_mtp "},
     {"experts by token id are drawn like the others'; inputs that are no text",

@@ -218,7 +218,7 @@ MixerPtr mixer(const GroupedAttention& attention) { return std::make_shared<Grou
 GroupedAttention hf_grouped(ConfigReader& r, int hidden) {
   GroupedAttention a;
   a.query_heads = count(r, "num_attention_heads");
-  a.kv_heads = count(r, "num_key_value_heads");
+  a.kv_heads = optional(r, "num_key_value_heads", a.query_heads);
   a.head_dim = optional(r, "head_dim", hidden / a.query_heads);
   return a;
 }

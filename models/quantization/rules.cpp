@@ -11,12 +11,17 @@ namespace moesim {
 namespace {
 
 [[noreturn]] void not_known(const ConfigNode& node, const std::string& what) {
-  node.fail("the quantisation {} is not known; give \"precision\" in the experiment",
-            what.empty() ? "that it holds" : what);
+  node.fail(
+      "the quantisation {} is not known; give \"experts\" and \"attention\" of \"precision\" in "
+      "the experiment",
+      what.empty() ? "that it holds" : what);
 }
 
-// 4-bit integers of which so many have one scale; 64 are taken for 128.
-Precision int4_of(int group) { return group == 32 ? Precision::int4_g32 : Precision::int4; }
+// 4-bit integers of which so many have one scale; other numbers are taken for 128.
+Precision int4_of(int group) {
+  if (group == 64) return Precision::int4_g64;
+  return group == 32 ? Precision::int4_g32 : Precision::int4;
+}
 
 }  // namespace
 

@@ -69,6 +69,19 @@ void make_rules(Deployment& e) {
   e.rules.by_kind[at(StepKind::decode)].keep = e.keep_experts;
 }
 
+// Lowers max_num_seqs to the sequences whose states have room, as SGLang does.
+void seat_states(Deployment& e) {
+  const std::int64_t seats = e.model.keeps_state() ? seats_for_states(e) : 0;
+  e.kv_cache.paging.reserves_states = seats > 0;
+  if (seats == 0 || seats >= e.scheduler->max_num_seqs()) return;
+  const ConfigNode given = e.node.child("scheduling");
+  Json lowered = given.json();
+  lowered["max_num_seqs"] = seats;
+  e.scheduler = e.policies->scheduling.make(ConfigNode(lowered, given.file(), given.pointer()));
+  e.remarks.push_back(fmt::format(
+      "\"scheduling\": states of {} sequences have room, so max_num_seqs is {}", seats, seats));
+}
+
 }  // namespace
 
 Deployment deploy(const PoolSpec& spec, const Traces& traces) {
@@ -84,8 +97,7 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
     cut.rebalancer = e.rebalancer;
     e.in_decode = std::make_shared<const Deployment>(std::move(cut));
   }
-  bool& reserves = e.kv_cache.paging.reserves_states;
-  reserves = reserves && has_room_for_states(e);
+  if (e.kv_cache.paging.reserves_states) seat_states(e);
   e.kv_layout = kv_layout_of(e);
   e.kv_held = kv_held_of(e);
   e.memory = memory_budget(e);

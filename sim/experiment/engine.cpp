@@ -44,6 +44,7 @@ struct Situation {
   double dp = 1, tp = 1;
   double domain = 1;       // GPUs of an NVLink domain
   bool files_say = false;  // the model's files say how it is quantised, and the experiment does not
+  bool states_unsaid = false;  // its layers keep states, in a precision that no file says
 };
 
 // The precision with the largest share.
@@ -100,8 +101,10 @@ Situation look_at(const ConfigNode& experiment) {
     now.model = without_owner(model.name);
     now.moe = model.experts > 0;
     look_at_vision(file.json(), now);
+    const std::optional<StoredPrecision> stored = read_stored_precision(file, model);
+    now.states_unsaid = model.keeps_state() && !(stored && stored->states_said);
     // Left out, the precision is that of the model's files.
-    if (const auto stored = read_stored_precision(file, model); stored && stored->unknown.empty()) {
+    if (stored && stored->unknown.empty()) {
       now.experts = precision_names[at(stored->plan.experts)];
       now.files_say = stored->quantised && !json.contains(Json::json_pointer("/precision/experts"));
     }
@@ -163,6 +166,8 @@ std::span<const Key> condition_keys() {
       {"gpus", texts, any_at_all, "GPUs whose names begin with one of these"},
       {"models", texts, any_at_all, "models whose names begin with one of these"},
       {"experts", texts, any_at_all, "precisions of the experts, in full"},
+      {"states_unsaid", form::flag, any_at_all,
+       "true: the model keeps states, and its files do not say their precision"},
       {"recipe", form::text, any_at_all, "recipe whose launch scripts set this"},
       {"from", form::text, any_at_all, "first date of the recipe"},
       {"before", form::text, any_at_all, "first date after the recipe"},
@@ -198,6 +203,7 @@ bool holds(const ConfigNode& condition, const Situation& now) {
     all &= begins_with_any(r, "models", now.model);
     // "fp8" is not "fp8_block".
     all &= any_fits(r, "experts", [&](const std::string& name) { return name == now.experts; });
+    if (r.optional("states_unsaid")) all &= r.flag("states_unsaid") == now.states_unsaid;
     if (r.optional("recipe")) {
       const std::string& recipe = now.engine.recipe;
       all &= r.text("recipe") == (recipe.empty() ? recipes[0] : recipe);

@@ -167,9 +167,8 @@ void check_memory(const Deployment& e, const MemoryBudget& memory, GpuRole role)
       memory.kv * -1.0);
 }
 
-Bytes states_of_all(const Deployment& e) {
-  return state_bytes(e.model, e.parallel, e.precision) *
-         (double(e.scheduler->max_num_seqs()) * (1 + e.speculation.tokens));
+Bytes states_of_each(const Deployment& e) {
+  return state_bytes(e.model, e.parallel, e.precision) * (1.0 + e.speculation.tokens);
 }
 
 // Before states that have room of their own.
@@ -183,16 +182,17 @@ MemoryBudget before_states(const Deployment& e) {
 
 }  // namespace
 
-bool has_room_for_states(const Deployment& e) {
+std::int64_t seats_for_states(const Deployment& e) {
   constexpr double of_tokens = .9;  // SGLang's mamba_full_memory_ratio
-  return states_of_all(e) <= before_states(e).kv * (of_tokens / (1 + of_tokens));
+  const double seats = before_states(e).kv * (of_tokens / (1 + of_tokens)) / states_of_each(e);
+  return static_cast<std::int64_t>(std::clamp(seats, 0., 1e9));
 }
 
 MemoryBudget memory_budget(const Deployment& e) {
   const GpuRole role = e.parallel.afd() ? GpuRole::attention : GpuRole::both;
   MemoryBudget memory = before_states(e);
   if (e.kv_cache.paging.reserves_states) {
-    const Bytes states = states_of_all(e);
+    const Bytes states = states_of_each(e) * double(e.scheduler->max_num_seqs());
     memory.buffers += states;
     memory.kv -= states;
   }

@@ -31,9 +31,8 @@ struct MemoryBudget {
 /// The budget of a GPU that holds the KV cache, for a deployment whose placement, rules and KV
 /// layout stand. Throws DoesNotFit if nothing is left for the KV cache.
 MemoryBudget memory_budget(const Deployment&);
-/// True if the states of max_num_seqs requests take at most the share of what is left that SGLang
-/// gives them.
-bool has_room_for_states(const Deployment&);
+/// Sequences of a rank whose states fit the share of what is left that SGLang gives them.
+std::int64_t seats_for_states(const Deployment&);
 
 /// The budget of a GPU that holds experts alone, for a deployment with AFD. `kv` is unused and
 /// holds no blocks. Throws DoesNotFit if weights and buffers take more than there is.

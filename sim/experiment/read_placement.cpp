@@ -111,6 +111,11 @@ void read_placement(const ConfigNode& node, PoolSpec& spec) {
     const int ranks = spec.parallel.ep;
     if (experts == 0) return place_nothing(reader, spec.policies->placement);
     spec.replication = reader.number("replication", {1.0, double(ranks)});
+    if (spec.replication * experts < ranks)
+      reader.node().fail(
+          "ep {} is more than the model's {} experts; give a \"replication\" of at least {:.4g}, "
+          "so that every GPU has a slot",
+          ranks, experts, double(ranks) / experts);
     spec.placement_problem = problem_of(spec);
     spec.replication_effective = double(spec.placement_problem.slots_per_gpu) * ranks / experts;
     const bool strict = reader.flag("strict");

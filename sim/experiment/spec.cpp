@@ -62,8 +62,10 @@ PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, cons
                        model.file().filename().string());
   }
   const ConfigNode node = reader.child_or("precision", Json::object());
+  // An engine's preset may have filled in other keys.
+  const bool weights_given = node.json().contains("experts");
   if (stored && !stored->unknown.empty()) {
-    if (!given) throw ConfigError(stored->unknown);
+    if (!weights_given) throw ConfigError(stored->unknown);
     const PrecisionPlan plan = read_precision(node, nullptr);
     remarks.push_back(
         fmt::format("\"precision\" says {}; how the model's weights are stored is not known ({})",
@@ -80,23 +82,26 @@ PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, cons
         fmt::format("\"precision\" says {}; the model's weights are stored as {} ({})",
                     precision_text(plan), precision_text(stored->plan), stored->said_by));
   }
-  if (stored && !stored->warning.empty() && !given) {
+  if (stored && !stored->warning.empty() && !weights_given) {
     remarks.push_back("\"precision\": " + stored->warning);
   }
   return plan;
 }
 
-// GPUs without FP4 arithmetic widen NVFP4 weights and multiply in bf16 (vLLM's Marlin kernels,
-// marlin_utils_fp4.py). Other engines refuse such weights there.
-void widen_nvfp4(PoolSpec& spec) {
+// GPUs without arithmetic in FP4 or FP8 widen such weights and multiply in bf16 (vLLM's Marlin
+// kernels, marlin_utils_fp4.py and marlin_utils_fp8.py). Other engines refuse such weights there.
+void widen_weights(PoolSpec& spec) {
   const GpuSpec& gpu = spec.expert_cluster().gpu;
-  if (spec.precision.experts != Precision::nvfp4 || gpu.dense_peak.contains(Precision::nvfp4))
-    return;
+  const bool eight = spec.precision.activations == Precision::fp8 ||
+                     spec.precision.activations == Precision::fp8_block;
+  const bool four = spec.precision.experts == Precision::nvfp4;
+  const Precision needed = four ? Precision::nvfp4 : Precision::fp8;
+  if (!(four || eight) || gpu.dense_peak.contains(needed)) return;
   spec.precision.activations = Precision::bf16;
   spec.remarks.push_back(
-      fmt::format("\"precision\": {} does not multiply nvfp4; such weights are widened and "
+      fmt::format("\"precision\": {} does not multiply {}; such weights are widened and "
                   "multiplied in bf16, as vLLM does (SGLang and TensorRT-LLM refuse them there)",
-                  gpu.name));
+                  gpu.name, precision_names[at(needed)]));
 }
 
 // Remark on keys of a model's file that nothing here knows.
@@ -254,6 +259,14 @@ void remark_on_engine(std::string_view name, PoolSpec& spec) {
     spec.remarks.push_back(fmt::format("{} does not run on {} ({}): no server has these figures",
                                        engine->title, gpu.name, gpu.platform));
   });
+}
+
+// Remarks that steps without a graph are as fast where nothing says what their launches take.
+void remark_on_graphs(PoolSpec& spec) {
+  if (spec.graph_sizes.size() > 1 || spec.charges.eager_launch > Seconds{}) return;
+  spec.remarks.push_back(
+      "\"cuda_graph\": decodes have no graph, and the host takes no time to launch kernels here; "
+      "\"charges/eager_launch\", e.g. \"10 us\", says what each launch takes at least");
 }
 
 // Reads the limit of engines. A request is longer than the positions of the model's training only
@@ -433,7 +446,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     if (!spec.model.unknown_keys.empty())
       spec.remarks.push_back(unknown_keys_remark(spec.model.unknown_keys));
     spec.precision = read_precision(reader, model, spec.model, spec.remarks);
-    widen_nvfp4(spec);
+    widen_weights(spec);
     read_max_model_len(reader, spec);
     read_plan(reader, spec);
     if (std::string warning = slice_warning(spec.model, spec.parallel, spec.precision);
@@ -445,6 +458,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     if (reader.optional("shared_expert"))
       spec.shared_expert = read_shared_expert(reader.child("shared_expert"));
     read_serving(reader, spec);
+    if (reader.has("cuda_graph")) remark_on_graphs(spec);
     if (reader.optional("host_link")) read_host_link(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));
     if (reader.optional("power")) spec.site_power = read_power(reader.child("power"));

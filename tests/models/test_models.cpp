@@ -1525,7 +1525,9 @@ TEST_CASE("a parallel plan that the model cannot be cut into is refused with the
   CHECK(read_parallel(config(R"({"dp": 2, "tp": 4, "ep": 4, "pp": 2})"), qwen).gpus() == 16);
   CHECK_THAT(error_of(R"({"pp": 49})"), Contains("pp 49 is more than the model's 48 layers"));
   CHECK_THAT(error_of(R"({"dp": 8, "ep": 3})"), Contains("ep 3 does not divide dp * tp = 8"));
-  CHECK_THAT(error_of(R"({"dp": 256, "ep": 256})"), Contains("more than the model's 128 experts"));
+  CHECK(read_parallel(config(R"({"dp": 256, "ep": 256})"), qwen).ep == 256);  // copies fill them
+  CHECK_THAT(error_of(R"({"dp": 256, "ep": 128, "decode_ep": 256})"),
+             Contains("more than the model's 128 experts"));
   CHECK_THAT(error_of(R"({"tp": 3, "ep": 3})"),
              Contains("tp 3 does not divide the model's 32 query heads"));
 }

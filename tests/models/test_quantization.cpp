@@ -55,6 +55,32 @@ TEST_CASE("a config.json that says nothing of quantisation is bf16 throughout") 
   CHECK_FALSE(stored_in(config(qwen().dump()))->quantised);
 }
 
+TEST_CASE("the precision of states is as the files say, else fp32") {
+  const auto of = [](const Json& more) { return *stored_in(config(qwen(more).dump())); };
+  CHECK(of(Json::object()).plan.state_bytes == 4);
+  CHECK_FALSE(of(Json::object()).states_said);
+  CHECK(of({{"mamba_ssm_dtype", "float32"}}).plan.state_bytes == 4);
+  CHECK(of({{"mamba_ssm_dtype", "float32"}}).states_said);
+  CHECK(of({{"mamba_ssm_cache_dtype", "bfloat16"}}).plan.state_bytes == 2);
+  CHECK_FALSE(of({{"mamba_ssm_cache_dtype", "auto"}}).states_said);
+  // Of a zoo's file, and of what vLLM's preset takes where no file says it.
+  const auto bytes = [](const char* model, const char* engine, Json precision) {
+    Json json = tiny_experiment({{"model", model}, {"engine", engine}, {"gating", nullptr}});
+    json["precision"] = std::move(precision);
+    json["placement"] = "linear";
+    return read_spec(ConfigNode(json, source_dir() / "tests" / "tiny.json"))
+        .pools.front()
+        .precision.state_bytes;
+  };
+  const Json weights{{"experts", "fp8"}, {"attention", "bf16"}};
+  CHECK(bytes("qwen3_next_80b_a3b", "vllm", weights) == 2);
+  CHECK(bytes("qwen3_next_80b_a3b", "sglang", weights) == 4);
+  CHECK(bytes("qwen3_5_397b_a17b", "vllm", weights) == 4);
+  Json given = weights;
+  given["state"] = "bf16";
+  CHECK(bytes("qwen3_5_397b_a17b", "vllm", given) == 2);
+}
+
 TEST_CASE("every quantiser's way to say it is read") {
   // Qwen's and DeepSeek's fp8, in blocks or whole; what stays unconverted are gates and norms.
   CHECK(quantised(R"({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128],
@@ -103,6 +129,9 @@ TEST_CASE("every quantiser's way to say it is read") {
                          R"({"num_bits": 8, "type": "float"})")) ==
         text("fp8", "bf16", "bf16", "fp8"));
   // Weights alone.
+  CHECK(quantised(R"({"quant_method": "awq", "bits": 4, "group_size": 64})") ==
+        text("int4_g64", "int4_g64", "bf16", "bf16"));
+  CHECK(bytes_per_element(Precision::int4_g64) == .53125);
   CHECK(quantised(R"({"quant_method": "awq", "bits": 4, "group_size": 128,
                       "modules_to_not_convert": ["self_attn"]})") ==
         text("int4", "bf16", "bf16", "bf16"));
@@ -275,6 +304,13 @@ TEST_CASE("slices of experts that not every kernel takes are doubted, with those
   json["parallel"]["ep"] = 1;
   json["precision"] = {{"experts", "bf16"}};
   CHECK_THAT(remark(json), !Contains("slices of"));
+  // Experts of 320 numbers are no whole blocks however they are cut.
+  json["precision"] = {{"experts", "fp8_block"}, {"attention", "bf16"}};
+  json["model"] = qwen({{"moe_intermediate_size", 320}, {"max_position_embeddings", 4096}});
+  for (const int tp : {1, 2}) {
+    json["parallel"] = {{"dp", 1}, {"tp", tp}, {"ep", 1}};
+    CHECK_THAT(remark(json), Contains("experts of 320 numbers are no whole blocks of 128"));
+  }
   // gpt-oss runs on tp 8: its slices of 360 are filled up to 384.
   const MoeModel oss =
       read_model(ConfigNode::from_file(*shipped_file(Shipped::model, "gpt_oss_120b")));
@@ -283,6 +319,42 @@ TEST_CASE("slices of experts that not every kernel takes are doubted, with those
         Bytes(3 * 2880 * 384 * bytes_per_element(Precision::mxfp4)));
   CHECK(expert_bytes(oss, {.tp = 2}, mxfp4) ==
         Bytes(3 * 2880 * 1440 * bytes_per_element(Precision::mxfp4)));
+}
+
+TEST_CASE("weights that a GPU does not multiply are widened, with a remark") {
+  const auto remark = [](const char* gpus, const char* precision) {
+    Json json = zoo_experiment("qwen3_30b_a3b");
+    json["cluster"] = gpus;
+    json["parallel"] = {{"dp", 1}, {"tp", 8}};
+    json["precision"] = {{"experts", precision}, {"attention", "bf16"}, {"activations", precision}};
+    const ExperimentSpec spec = read_spec(config(json.dump()));
+    std::string all;
+    for (const std::string& one : spec.pools.front().remarks) all += one + "\n";
+    return all;
+  };
+  CHECK_THAT(remark("a100_80g_x8", "fp8_block"), Contains("does not multiply fp8; such weights"));
+  CHECK_THAT(remark("a100_80g_x8", "bf16"), !Contains("does not multiply"));
+  CHECK_THAT(remark("h100x8", "fp8_block"), !Contains("does not multiply"));
+  CHECK_THAT(remark("h100x8", "nvfp4"), Contains("does not multiply nvfp4"));
+  CHECK_THAT(remark("b200x8", "nvfp4"), !Contains("does not multiply"));
+}
+
+TEST_CASE("a config.json may say its length under another name") {
+  const auto positions = [](const Json& more) {
+    return read_model(config(qwen(more).dump())).max_positions;
+  };
+  CHECK(positions({{"max_position_embeddings", 4096}}) == 4096);
+  CHECK(positions({{"model_max_length", 1 << 20}}) == 1 << 20);
+  CHECK(positions({{"max_position_embeddings", 4096}, {"model_max_length", 1 << 20}}) == 4096);
+}
+
+TEST_CASE("8-bit integers have no table, and are priced by the data sheet") {
+  Json json = zoo_experiment("qwen3_30b_a3b");
+  json["precision"] = "int8";
+  json["engine"] = "vllm";
+  json["workload"]["requests"] = 4;
+  json["workload"]["gating"] = {{"type", "uniform"}, {"requests", 4}};
+  CHECK(run(load(json)).document()["metrics"]["completed"] == 4);
 }
 
 TEST_CASE("a request has no more tokens than its model has positions, unless the engine is told") {
@@ -590,7 +662,7 @@ TEST_CASE("a quantisation that is not known is refused with its place") {
   const auto error = [](const std::string& json) { return config_error([&] { quantised(json); }); };
   CHECK_THAT(error(R"({"quant_method": "bitsandbytes", "bits": 4})"),
              EndsWith("/quantization_config: the quantisation \"bitsandbytes\" is not known; give "
-                      "\"precision\" in the experiment"));
+                      "\"experts\" and \"attention\" of \"precision\" in the experiment"));
   CHECK_THAT(error(R"({"quant_algo": "W1"})"), Contains("the quantisation \"w1\" is not known"));
   CHECK_THAT(error(R"({"quant_method": "compressed-tensors", "config_groups": {"g": {"targets":
                        ["Linear"], "weights": {"num_bits": 3, "type": "int"}}}})"),
@@ -673,7 +745,7 @@ TEST_CASE("an experiment takes what the model's files say, and one that contradi
   CHECK_THAT(config_error([&] {
                loaded(torchao, {{"kv_cache", "fp8"}});
              }),
-             Contains("\"experts\" is missing"));
+             Contains("give \"experts\" and \"attention\""));
   const Experiment given = loaded(torchao, {{"experts", "int4"}, {"attention", "bf16"}});
   CHECK(given.decode().precision.experts == Precision::int4);
   CHECK_THAT(remarks_of(given).front(), EndsWith("are stored is not known (tiny.json)"));

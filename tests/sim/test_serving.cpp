@@ -24,7 +24,10 @@
 namespace moesim::test_serving {
 namespace {
 
+using Catch::Matchers::Contains;
+using test::load;
 using test::load_tiny;
+using test::refused;
 using test::serve;
 using test::tiny_experiment;
 using test::WithinAbs;
@@ -44,6 +47,45 @@ Json with_engine_named(const Json& engine, const Json& set = Json::object()) {
   json.erase("token_routing");
   json["engine"] = engine;
   return json;
+}
+
+TEST_CASE("SGLang runs as many sequences as have room for their states") {
+  const auto deployed = [](int asked) {
+    return load(tiny_experiment(
+        {{"model", "qwen3_next_80b_a3b"},
+         {"precision", {{"experts", "fp8"}}},
+         {"engine", "sglang"},
+         {"parallel", {{"dp", 1}, {"tp", 4}, {"ep", 4}}},
+         {"placement", {{"replication", 1}}},
+         {"kv_cache", {{"gpu_memory_utilization", .5}}},
+         {"scheduling",
+          {{"type", "prefill_first"}, {"max_num_batched_tokens", 8192}, {"max_num_seqs", asked}}},
+         {"workload", {{"gating", {{"requests", 8}}}}}}));
+  };
+  const Experiment few = deployed(4), many = deployed(2000);
+  CHECK(few.decode().scheduler->max_num_seqs() == 4);
+  CHECK(remarks_of(few).empty());
+  const Deployment& e = many.decode();
+  const std::int32_t seats = e.scheduler->max_num_seqs();
+  const double state = state_bytes(e.model, e.parallel, e.precision).value();
+  // States have .9 of what tokens have, less what exchanging more sequences would take.
+  const double tokens = e.memory.kv.value();
+  CHECK(seats < 2000);
+  CHECK(seats * state <= .9 / 1.9 * (tokens + seats * state));
+  CHECK(seats * state > .98 * .9 / 1.9 * (tokens + seats * state));
+  REQUIRE(remarks_of(many).size() == 1);
+  CHECK_THAT(remarks_of(many).front(), Contains("so max_num_seqs is " + std::to_string(seats)));
+}
+
+TEST_CASE("copies let more GPUs hold experts than there are experts") {
+  const Json wide{{"parallel", {{"dp", 32}, {"tp", 1}, {"ep", 32}}},
+                  {"cluster", "../hardware/clusters/h100x32.json"},
+                  {"workload", {{"arrivals", {{"concurrency", 64}}}}}};
+  Json json = tiny_experiment(wide);  // 16 experts
+  CHECK_THAT(refused(json), Contains("give a \"replication\" of at least 2"));
+  json["placement"]["replication"] = 2;
+  const Report report = run(load(json));
+  CHECK(report.document()["metrics"]["completed"] == 120);
 }
 
 TEST_CASE("a preset fills what a config leaves out, and nothing else") {

@@ -26,7 +26,7 @@ meanings, also those of [reports](report_keys.md).
 A key is named by its JSON pointer, as `--set` takes the pointer. `N` is a place in a list. A name in capitals means
 any of several names. The word *required* means that a key has no default. "integer 1.." has no upper bound. Quantities have a
 unit: time "50 ms", bytes "80 GB", power "700 W", rates "3.35 TB/s", "989 TFLOP/s", "12 /s". A precision is bf16, fp8, fp8_block,
-mxfp4, nvfp4, int4, int4_g32 or int8. `moesim list` says what each policy does.
+mxfp4, nvfp4, int4, int4_g32, int4_g64 or int8. `moesim list` says what each policy does.
 
 )";
 
@@ -60,7 +60,7 @@ std::string default_cell(const KeyDefault& value) {
 // table's.
 constexpr std::pair<std::string_view, std::string_view> shortened[] = {
     {" | ", ", "},
-    {"bf16, fp8, fp8_block, mxfp4, nvfp4, int4, int4_g32, int8", "a precision"},
+    {"bf16, fp8, fp8_block, mxfp4, nvfp4, int4, int4_g32, int8, int4_g64", "a precision"},
     {": \"50 ms\"", ""},
     {": \"80 GB\"", ""},
     {": \"700 W\"", ""},
