@@ -83,20 +83,10 @@ double queue_growth(std::span<const RequestLife> requests) {
   return ratio(mean_ttft(last) - mean_ttft(first), between);
 }
 
-// The mean wait for a first token in each quarter of the requests.
-std::array<double, 4> waits_by_quarter(std::span<const RequestLife> requests) {
+// True if the wait of the last quarter is at least twice that of the first.
+bool doubles(std::span<const RequestLife> requests) {
   const std::size_t quarter = requests.size() / 4;
-  std::array<double, 4> waits{};
-  for (std::size_t i = 0; i < 4 && quarter > 0; ++i)
-    waits[i] = mean_ttft(requests.subspan(i * quarter, quarter));
-  return waits;
-}
-
-// True if the wait rises from each quarter to the next, to twice what it was: a queue that grows
-// slowly.
-bool rises(const std::array<double, 4>& waits) {
-  return std::ranges::is_sorted(waits, std::ranges::less_equal{}) &&
-         waits.back() >= 2 * waits.front();
+  return quarter > 0 && mean_ttft(requests.last(quarter)) >= 2 * mean_ttft(requests.first(quarter));
 }
 
 // Seconds by which a mean latency grows in a second, from the first quarter of these requests to
@@ -182,6 +172,7 @@ MeasurementStats steady_state_of(const Deployment& e, Measurement::Window window
                                  const Totals& totals, std::span<const RequestLife> requests) {
   using Window = Measurement::Window;
   constexpr double overload = 0.1, rising = 0.005;  // of the rate that is served
+  constexpr double behind = 1.02;                   // times what is served arrives, beyond chance
   constexpr std::array<const char*, 3> windows{"steady", "after_warm_up", "whole"};
   const double seconds = to_seconds(totals.end - totals.begin).count();
   const bool closed = e.workload.arrivals->closed_for(e.workload.requests);
@@ -198,9 +189,8 @@ MeasurementStats steady_state_of(const Deployment& e, Measurement::Window window
   if (at_once) state = "offline";
   // A quarter of a few requests tells nothing.
   constexpr std::size_t telling = 16;
-  if (requests.size() >= telling &&
-      (growth > overload || (growth > rising && rises(waits_by_quarter(requests)))))
-    state = "overloaded";
+  const bool grows_slowly = growth > rising && offered > behind * served && doubles(requests);
+  if (requests.size() >= telling && (growth > overload || grows_slowly)) state = "overloaded";
   const std::span<const RequestLife> measured = measured_of(requests, {totals.begin, totals.end});
   return {.window = windows[std::size_t(window)],
           .state = state,
