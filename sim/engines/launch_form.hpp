@@ -100,6 +100,7 @@ struct LaunchForm {
   std::string (*router)(const Fleet&, Notes&) = nullptr;
   BenchCommand benchmark{};
   std::string_view image{};       ///< of containers; without a tag
+  std::string_view rocm_image{};  ///< for GPUs of AMD; empty: the same, by another tag
   std::string_view tag_before{};  ///< what the tags of releases have before the version: "v"
   /// Way to start attention and experts on GPUs of their own; empty: nothing does.
   std::string_view afd{};

@@ -59,6 +59,10 @@ struct ServingEngine {
   bool prompts_first = false;
   /// True if the engine does not start where a step takes fewer tokens than there are sequences.
   bool steps_hold_all_sequences = false;
+  /// True if prompts and decodes of a server travel to their experts in one way.
+  bool one_dispatch = false;
+  /// True if a pool that decodes can have pipeline stages.
+  bool decodes_in_stages = true;
   /// The scheduler of such steps, as experiments name it.
   std::string_view scheduler() const { return prompts_first ? "prefill_first" : "chunked_prefill"; }
   LaunchForm launch{};

@@ -245,11 +245,35 @@ TEST_CASE("of the usual layouts those are looked at that the engine can start") 
   CHECK(std::ranges::none_of(left("trtllm", Layouts::usual), mixes));
   CHECK(std::ranges::count_if(all, mixes) + std::ssize(left("trtllm", Layouts::usual)) ==
         std::ssize(all));
-  for (const char* engine : {"vllm", "sglang", "none"}) CHECK(left(engine, Layouts::usual) == all);
+  for (const char* engine : {"sglang", "none"}) CHECK(left(engine, Layouts::usual) == all);
   CHECK(left("trtllm", Layouts::all) == all);
   PlannedDeployment apart = all.front();
   apart.prefill = std::ranges::find_if(all, mixes)->decode;
   CHECK(startable({apart}, {{"engine", {{"name", "trtllm"}}}}, model, {}, Layouts::usual).empty());
+}
+
+TEST_CASE("vLLM has one way to the experts for both phases, and no stages where it decodes apart") {
+  const MoeModel model =
+      read_model(ConfigNode::from_file(test::source_dir() / "models/zoo" / "qwen3_30b_a3b.json"));
+  const auto all = shapes(PlannedDeployment(), model, one_domain());
+  const auto left = [&](std::vector<PlannedDeployment> planned) {
+    return startable(std::move(planned), {{"engine", {{"name", "vllm"}}}}, model, {},
+                     Layouts::usual);
+  };
+  std::vector<PlannedDeployment> one_way = all;
+  for (PlannedDeployment& planned : one_way)
+    if (planned.decode.travel == Travel::deep_ep) planned.decode.travel = Travel::all_to_all;
+  REQUIRE(one_way != all);
+  CHECK(left(all) == one_way);
+  // Apart each server does one of them.
+  PlannedDeployment apart = *std::ranges::find_if(
+      all, [](const auto& planned) { return planned.decode.travel == Travel::deep_ep; });
+  apart.prefill = apart.decode;
+  CHECK(left({apart}) == std::vector{apart});
+  apart.prefill = PlannedGroup{.parallel = {1, 1, 1, 2}};
+  CHECK(left({apart}) == std::vector{apart});
+  apart.decode = {.parallel = {1, 1, 1, 2}};
+  CHECK(left({apart}).empty());
 }
 
 TEST_CASE("SGLang starts no slices of fp8 experts that are no whole blocks") {
@@ -286,7 +310,7 @@ TEST_CASE("EP that does not divide the experts has copies that fill its GPUs, or
   const auto left = [&](Precision experts) {
     PrecisionPlan precision;
     precision.experts = experts;
-    return startable(all, {{"engine", {{"name", "vllm"}}}}, model, precision, Layouts::usual);
+    return startable(all, {{"engine", {{"name", "sglang"}}}}, model, precision, Layouts::usual);
   };
   CHECK(left(Precision::bf16) == all);
   CHECK(std::ranges::none_of(left(Precision::mxfp4), by_three));

@@ -61,7 +61,7 @@ const std::map<std::string, Words> flags_of{
     {"trtllm",
      words(
          R"(--port --host --backend --tp_size --ep_size --pp_size --max_batch_size --max_num_tokens
-              --max_seq_len --kv_cache_free_gpu_memory_fraction --extra_llm_api_options --model
+              --max_seq_len --extra_llm_api_options --model
               --dataset-name --random-ids --random-input-len --random-output-len --random-range-ratio
               --ignore-eos --request-rate --burstiness --max-concurrency --num-prompts --nodes --ntasks
               --ntasks-per-node --mpi=pmix)")},

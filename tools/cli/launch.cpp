@@ -2,6 +2,7 @@
 #include "tools/cli/launch.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <initializer_list>
@@ -403,6 +404,18 @@ std::string commands_of(const LaunchForm& form, const Server& server, const std:
   return options + server_text(form, server, weights);
 }
 
+// Resource of Kubernetes' device plugins that a pod asks for.
+std::string_view device_of(std::string_view platform) {
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 5> devices{
+      {{"cuda", "nvidia.com/gpu"},
+       {"rocm", "amd.com/gpu"},
+       {"tpu", "google.com/tpu"},
+       {"npu", "huawei.com/Ascend910"},
+       {"neuron", "aws.amazon.com/neuron"}}};
+  return std::ranges::find(devices, platform, &std::pair<std::string_view, std::string_view>::first)
+      ->second;
+}
+
 // A pod, which has its GPUs alone, and a name for it. Others reach the pod before it is ready.
 Json manifest_of(const LaunchForm& form, Server server, std::string_view version,
                  const std::string& weights, const std::string& addresses) {
@@ -410,14 +423,15 @@ Json manifest_of(const LaunchForm& form, Server server, std::string_view version
   server.gpus_per_node = server.gpus();
   server.first_gpu = 0;
   server.node = server.number;
+  const bool of_amd = server.platform == "rocm" && !form.rocm_image.empty();
   const std::string tag = version.empty() ? "" : fmt::format(":{}{}", form.tag_before, version);
   const Json labels{{"app", name}};
   const Json container{
       {"name", "server"},
-      {"image", fmt::format("{}{}", form.image, tag)},
+      {"image", fmt::format("{}{}", of_amd ? form.rocm_image : form.image, tag)},
       {"command", {"bash", "-ec", addresses + commands_of(form, server, weights)}},
       {"ports", {{{"containerPort", server.port()}}}},
-      {"resources", {{"limits", {{"nvidia.com/gpu", std::to_string(server.gpus())}}}}},
+      {"resources", {{"limits", {{device_of(server.platform), std::to_string(server.gpus())}}}}},
       {"readinessProbe",
        {{"httpGet", {{"path", "/health"}, {"port", server.port()}}}, {"periodSeconds", 10}}},
       {"volumeMounts", {{{"name", "shm"}, {"mountPath", "/dev/shm"}}}}};
@@ -473,6 +487,10 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
   }
   text += "# the load\n" + benchmark(form.benchmark, decode, path, notes) + "\n";
   for (const PoolSpec& pool : spec.pools) {
+    const GpuSpec& gpu = pool.cluster.gpu;
+    if (std::ranges::find(row->platforms, gpu.platform) == row->platforms.end())
+      notes.push_back(
+          fmt::format("the GPUs: {} does not run on {} ({})", row->title, gpu.name, gpu.platform));
     note_common(pool, notes);
     note_dispatch(pool, *row, notes);
     note_kv_cache(pool, *row, notes);

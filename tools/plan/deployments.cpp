@@ -181,7 +181,13 @@ std::vector<PlannedDeployment> startable(std::vector<PlannedDeployment> planned,
   };
   // Copies are a decode pool's, and of MXFP4 no engine makes any.
   const bool copies = precision.experts != Precision::mxfp4;
+  for (PlannedDeployment& each : planned) {
+    Travel& travel = each.decode.travel;
+    if (engine->one_dispatch && !each.apart() && travel == Travel::deep_ep)
+      travel = Travel::all_to_all;
+  }
   std::erase_if(planned, [&](const PlannedDeployment& each) {
+    if (each.apart() && each.decode.parallel.pp > 1 && !engine->decodes_in_stages) return true;
     if (!starts(each.decode) || !(copies || is_even(each.decode.parallel, model))) return true;
     return each.apart() && !(starts(*each.prefill) && is_even(each.prefill->parallel, model));
   });
@@ -325,7 +331,7 @@ std::vector<PlannedDeployment> with_chunks(const PlannedDeployment& planned) {
   // A limit on sequences that decode apart is no limit of what prefills, which has the usual one.
   const int sequences = planned.apart() ? usual_sequences : planned.sequences;
   const int decoded = decoded_tokens(sequences, planned.drafts);
-  for (const int tokens : {2048, 4096, 16384}) {
+  for (const int tokens : {512, 1024, 2048, 4096, 16384}) {
     if (tokens < decoded) continue;
     all.push_back(planned);
     all.back().chunk = tokens;
@@ -420,7 +426,8 @@ std::string PlannedDeployment::routing() const {
   const ParallelPlan& plan = decode.parallel;
   const bool travels = plan.afd() || (plan.dp > 1 && plan.ep > 1);
   if (travels && decode.travel == Travel::mega_moe) return "even+MegaMoE";
-  return travels && decode.travel == Travel::deep_ep ? "even+DeepEP" : "even";
+  const bool gathers_else = !plan.afd() && decode.travel == Travel::all_to_all;
+  return travels && (gathers_else || decode.travel == Travel::deep_ep) ? "even+DeepEP" : "even";
 }
 
 std::string PlannedDeployment::drafts_text() const {

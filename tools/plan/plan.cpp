@@ -486,7 +486,7 @@ class Search : Stages {
       gating["type"] = "uniform";
       whose.push_back(at(best - leaders_.cbegin()));
     }
-    SloSearch slo = long_runs(asked.places, 1);
+    SloSearch slo = long_runs(asked.places, draws);
     slo.tells_heavier = false;
     for (const SloRun& run : confirm(slo, asked.loads, "uniform routing").found)
       plan_.uniform[whose[run.place]] = run.per_second();

@@ -144,9 +144,11 @@ const Json* decode_experts(const SloRun& run) {
 std::string active_text(const SloRun& first, const MoeModel& model) {
   const Json* experts = decode_experts(first);
   if (experts == nullptr) return "";
+  const bool several = choices_in(first.config).decode.parallel.pp > 1;
   return fmt::format(
-      "experts active in a layer of a decode step of 1: {:.1f} of {} (uniform routing: {:.1f})\n",
+      "experts active in a layer of a decode step of 1: {:.1f} of {}{} (uniform routing: {:.1f})\n",
       experts->at("active_experts_mean").get<double>(), model.experts,
+      several ? ", summed over micro-batches" : "",
       experts->at("uniform_experts_mean").get<double>());
 }
 

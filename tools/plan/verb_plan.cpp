@@ -247,20 +247,26 @@ class PlanProgress {
 };
 
 // Searches by make(traces, remarks, hooks). A search that is refused leaves no store without runs.
+// Of several clusters one that is refused is told, and has no plan.
 template <class Make>
 auto searched(const PlanOptions& options, const Asked& asked, Make&& make) {
+  using Found =
+      std::optional<std::invoke_result_t<Make&, TraceLibrary&, Remarks&, const PlanHooks&>>;
+  const bool several = places_of(options).size() > 1;
   const std::filesystem::path& store = asked.search.store;
   TraceLibrary traces;
   Remarks remarks;
   // The plan's GPUs stand before its stages, where there are several plans.
-  PlanProgress progress(places_of(options).size() > 1 ? asked.cluster() + ", " : "");
+  PlanProgress progress(several ? asked.cluster() + ", " : "");
   std::error_code none;
   const bool is_new = !std::filesystem::exists(store, none);
   try {
-    return make(traces, remarks, progress.hooks());
-  } catch (const ConfigError&) {
+    return Found(make(traces, remarks, progress.hooks()));
+  } catch (const ConfigError& refused) {
     if (is_new && runs_in(store) == 0) std::filesystem::remove(store, none);
-    throw;
+    if (!several) throw;
+    spdlog::warn("{} GPUs: {}", asked.search.cluster.gpus(), refused.what());
+    return Found();
   }
 }
 
@@ -351,15 +357,15 @@ int run_sessions(const PlanOptions& options) {
   Answers answers;
   for (const Gpus& gpus : places_of(options)) {
     const Asked asked = ask(options, question, gpus);
-    const SessionPlanned plan = searched(
+    const std::optional<SessionPlanned> plan = searched(
         options, asked, [&](TraceLibrary& traces, Remarks& remarks, const PlanHooks& hooks) {
           return make_session_plan({.plan = asked.search,
                                     .limits = limits,
                                     .host_memory = asks_tier ? options.host_memory : ""},
                                    traces, remarks, hooks);
         });
-    if (was_stopped(plan, asked)) return exit_interrupted;
-    met = say_sessions(options, asked, plan, answers) && met;
+    if (plan && was_stopped(*plan, asked)) return exit_interrupted;
+    met = plan && say_sessions(options, asked, *plan, answers) && met;
   }
   if (options.answer.json) print_json(answers);
   return met ? 0 : exit_limit_not_met;
@@ -376,18 +382,13 @@ int run_requests(const PlanOptions& options) {
   Answers answers;
   bool met = true;
   for (const Asked& one : asked) {
-    try {
-      plans.push_back(searched(options, one,
-                               [&](TraceLibrary& traces, Remarks& remarks, const PlanHooks& hooks) {
-                                 return make_plan(one.search, traces, remarks, hooks);
-                               }));
-    } catch (const ConfigError& refused) {
-      if (asked.size() == 1) throw;
-      spdlog::warn("{} GPUs: {}", one.search.cluster.gpus(), refused.what());
-      met = false;
-      continue;
-    }
-    Plan& plan = plans.back();
+    std::optional<Plan> found =
+        searched(options, one, [&](TraceLibrary& traces, Remarks& remarks, const PlanHooks& hooks) {
+          return make_plan(one.search, traces, remarks, hooks);
+        });
+    met = met && found;
+    if (!found) continue;
+    Plan& plan = plans.emplace_back(*std::move(found));
     if (ranks_by_energy(options)) rank_by_energy(plan);
     if (was_stopped(plan, one)) return exit_interrupted;
     if (plans.size() > 1 && !options.answer.json) print("\n");

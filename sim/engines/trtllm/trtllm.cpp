@@ -40,8 +40,11 @@ std::string load_balancer(const Server& s) {
 
 constexpr KvCacheName kv_caches[] = {{Precision::fp8, "fp8"}, {Precision::nvfp4, "nvfp4"}};
 
+// The file's kv_cache_config takes the place of all that options of the command say of it.
 std::string kv_cache_config(const Server& s) {
   std::string text = fmt::format("enable_block_reuse: {}", s.prefix_caching);
+  if (s.free_gpu_memory_fraction)
+    text += fmt::format(", free_gpu_memory_fraction: {}", *s.free_gpu_memory_fraction);
   if (const auto name = kv_cache_name(kv_caches, s.precision.kv_cache))
     text += fmt::format(", dtype: {}", *name);
   if (s.block_tokens != 16) text += fmt::format(", tokens_per_block: {}", s.block_tokens);
@@ -95,12 +98,6 @@ constexpr Flag flags[] = {
     {"--max_num_tokens", [](const Server& s) { return value_of(s.max_num_batched_tokens); }, serve},
     {"--max_seq_len",
      [](const Server& s) { return value_if(s.max_model_len > 0, s.max_model_len); }, serve},
-    {"--kv_cache_free_gpu_memory_fraction",
-     [](const Server& s) -> FlagValue {
-       if (!s.free_gpu_memory_fraction) return std::nullopt;
-       return value_of(*s.free_gpu_memory_fraction);
-     },
-     serve},
     {"--extra_llm_api_options", [](const Server& s) { return value_of(file_name(s)); }, serve},
 };
 

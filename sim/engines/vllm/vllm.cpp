@@ -186,11 +186,11 @@ void note_experts(const Server& s, Notes& notes) {
   if (!s.spreads_experts()) return;
   if (std::string why = part_of_experts(s.parallel); !why.empty()) notes.push_back(std::move(why));
   if (!s.placement_file.empty())
-    notes.push_back("/placement/file: vLLM makes its own placement from the load it sees");
+    notes.emplace_back("/placement/file: vLLM makes its own placement from the load it sees");
   if (balances(s))
     note_balancer(s, "every 3,000 steps", notes);
   else if (s.redundant_experts > 0)
-    notes.push_back("/placement/replication: vLLM has no EPLB for experts in MXFP4");
+    notes.emplace_back("/placement/replication: vLLM has no EPLB for experts in MXFP4");
 }
 
 void note_backend(const Server& s, Notes& notes) {
@@ -225,13 +225,14 @@ Notes notes_of(const Server& s) {
   note_capacity(s, notes);
   note_alignment(s, {"vllm_interval"}, notes);
   if (s.scheduling == "prefill_first")
-    notes.push_back("/scheduling: \"prefill_first\"; vLLM mixes prompt chunks with decodes");
+    notes.emplace_back("/scheduling: \"prefill_first\"; vLLM mixes prompt chunks with decodes");
   if (!has_own_share(s))
-    notes.push_back("/kv_cache: the share of memory is another engine's; vLLM takes its default");
+    notes.emplace_back(
+        "/kv_cache: the share of memory is another engine's; vLLM takes its default");
   if (!s.role.empty() && s.from_pipelines)
-    notes.push_back("/pools/prefill/parallel/pp before NixlPushConnector (after July 2026)");
+    notes.emplace_back("/pools/prefill/parallel/pp before NixlPushConnector (after July 2026)");
   if (s.role == "decode" && s.parallel.pp > 1)
-    notes.push_back("/pools/decode/parallel/pp: no NIXL connector hands KV caches to stages");
+    notes.emplace_back("/pools/decode/parallel/pp: no NIXL connector hands KV caches to stages");
   return notes;
 }
 
@@ -287,6 +288,8 @@ ServingEngine vllm_engine() {
                       const PrecisionPlan&) { return part_of_experts(plan); },
           .next_graph_size = next_graph_size,
           .steps_hold_all_sequences = true,  // vllm/config/scheduler.py, verify_max_model_len
+          .one_dispatch = true,
+          .decodes_in_stages = false,
           .launch = {.program = program,
                      .flags = flags,
                      .dispatches = dispatches,
@@ -299,6 +302,7 @@ ServingEngine vllm_engine() {
                                    .to_the_end = "--ignore-eos",
                                    .burstiness = "--burstiness"},
                      .image = "vllm/vllm-openai",
+                     .rocm_image = "vllm/vllm-openai-rocm",
                      .tag_before = "v",
                      // afd-plugin for vLLM 0.26, November 2026
                      .afd = "vLLM needs the afd-plugin, whose roles are attention and ffn (vLLM "
