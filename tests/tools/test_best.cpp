@@ -43,6 +43,25 @@ std::vector<Json> best_values(const BestChoice& choice) {
   return best;
 }
 
+TEST_CASE("a key that some points do not have is an axis like others") {
+  StoredSweep sweep;
+  sweep.axes = named_axes({"/speculative", "/seed"});
+  for (const int seed : {1, 2}) {
+    for (const bool drafts : {false, true}) {
+      Json config{{"seed", seed}};
+      if (drafts) config["speculative"] = {{"num_speculative_tokens", 2}};
+      StoredPoint point{sweep_point(config).config_hash, config, PointStatus::done, "", {}};
+      point.report = {{"metrics", {{"total_token_throughput", drafts ? 120 : 100}}},
+                      {"steps", {{"decode", {{"mean_ms", 10}, {"mean_decode_tokens", 64}}}}}};
+      sweep.points.push_back(std::move(point));
+    }
+  }
+  const BestChoice choice = best_choice(sweep, "/speculative", throughput, false);
+  REQUIRE(choice.groups.size() == 1);
+  CHECK(choice.groups.front().values.size() == 2);
+  CHECK(best_values(choice) == std::vector<Json>{{{"num_speculative_tokens", 2}}});
+}
+
 TEST_CASE("every group names one best value, no replication included") {
   const BestChoice choice = best_choice(sweep(), over, throughput, false);
   REQUIRE(choice.groups.size() == 2);

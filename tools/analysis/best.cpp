@@ -46,7 +46,7 @@ std::optional<double> mean_of(const Alternative& of, const std::string& pointer)
 }
 
 Json without(Json config, const std::string& pointer) {
-  if (find_value(config, pointer) != nullptr) config[Json::json_pointer(pointer)] = nullptr;
+  if (find_value(config, pointer) != nullptr) erase_at(config, pointer);
   return config;
 }
 

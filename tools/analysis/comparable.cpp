@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
+#include "hardware/at.hpp"
 #include "hardware/find_value.hpp"
 #include "tools/sweep/sweep.hpp"
 
@@ -24,6 +25,16 @@ bool drains_a_queue(const StoredPoint& point) {
 }
 
 }  // namespace
+
+void erase_at(Json& config, const std::string& pointer) {
+  const Json::json_pointer place(pointer);
+  Json& holder = config.at(place.parent_pointer());
+  if (holder.is_array()) {
+    holder.at(at(std::stoul(place.back()))) = nullptr;
+  } else {
+    holder.erase(place.back());
+  }
+}
 
 StoredSweep read_comparable(const Store& store, std::vector<std::string> pointers) {
   pointers.insert(pointers.end(), {state_pointer, offered_rate, served_rate});

@@ -13,6 +13,9 @@ namespace moesim {
 /// after the last arrival. Warns of how many these are. If all points are such, none is left out.
 StoredSweep read_comparable(const Store&, std::vector<std::string> pointers);
 
+/// Takes a value that is there out of a config. An element of a list becomes null.
+void erase_at(Json& config, const std::string& pointer);
+
 /// The axis over which points are averaged: runs that differ in nothing else are one point.
 inline constexpr const char* seed_pointer = "/seed";
 

@@ -38,21 +38,11 @@ ComparedPointers compared_pointers(Settings baseline, Settings candidate) {
 bool matches(const StoredPoint& point, Settings settings, const ComparedPointers& pointers) {
   return std::ranges::all_of(settings, [&](const Setting& setting) {
     const Json* value = setting_of(point, setting.pointer);
-    if (value == nullptr) return false;
+    if (value == nullptr) return setting.value.is_null();
     const bool by_type = !pointers.at(setting.pointer) && value->is_object();
     return by_type ? value->value("type", Json()) == setting.value
                    : same_setting(*value, setting.value);
   });
-}
-
-void erase_at(Json& config, const std::string& pointer) {
-  const Json::json_pointer place(pointer);
-  Json& holder = config.at(place.parent_pointer());
-  if (holder.is_array()) {
-    holder.at(at(std::stoul(place.back()))) = nullptr;
-  } else {
-    holder.erase(place.back());
-  }
 }
 
 // The config without what is compared.

@@ -41,7 +41,11 @@ const StoredPoint& best_of_all(const BestChoice& choice) {
 
 // A metric by its name, p99_ttft_ms, is less or more as it is better; a pointer is as asked.
 void settle_metric(CompareOptions& options) {
-  if (options.metric.starts_with('/')) return;
+  if (options.metric.starts_with('/')) {
+    const ReportKey* const key = find_report_key(options.metric);
+    options.lower = options.lower || (key != nullptr && key->better == Better::less);
+    return;
+  }
   const auto row = std::ranges::find(metric_catalogue, options.metric, &Metric::name);
   if (row == metric_catalogue.end())
     throw ConfigError(

@@ -235,6 +235,10 @@ std::string said_of_options(const std::string& message) {
                                   {"/engine", "--engine"},
                                   {"/anchor", "--anchor"},
                                   {"/workload/gating", "--trace"},
+                                  {"/workload/lengths/prompt", "--isl"},
+                                  {"/workload/lengths/output", "--osl"},
+                                  {"/workload/arrivals/concurrency", "--concurrency"},
+                                  {"/workload/arrivals/rate", "--rate"},
                                   {"/precision/kv_cache", "--kv-cache-dtype"},
                                   {"/precision", "--precision"}};
   const auto of = std::ranges::find_if(made, [&](const Made& option) {
@@ -244,7 +248,11 @@ std::string said_of_options(const std::string& message) {
   constexpr std::string_view key = "\"max_model_len\": ";
   if (const std::size_t at = said.find(key); at != said.npos)
     said.replace(at, key.size(), "--max-model-len ");
-  return of == std::end(made) ? said : fmt::format("{}: {}", of->option, said);
+  if (of != std::end(made)) return fmt::format("{}: {}", of->option, said);
+  // Sizes of options stand in what is said of layout and lengths; other keys are those of --set.
+  const std::string place = message.substr(pointer, text - pointer);
+  const bool of_sizes = place == "/workload/lengths" || place.starts_with("/parallel");
+  return place == "/" || of_sizes ? said : fmt::format("{}: {}", place, said);
 }
 
 Json one_deployment(const ServingQuestion& question, const ParallelPlan& plan, int concurrency) {

@@ -147,7 +147,10 @@ ConfigNode changed(const ConfigNode& base, const Deployment& e, const WhatIfOpti
   if (!options.engine.empty()) change_engines(config, *find_engine(options.engine));
   const int ep = ep_of(e.parallel, options.ep);
   if (ep != e.parallel.ep) own_of_decoders(config, "parallel")["ep"] = ep;
-  if (options.redundant >= 0) add_copies(config, options.redundant, e, ep);
+  // Copies have no place where every GPU has a slice of each expert.
+  const bool loses_copies = ep == 1 && e.parallel.ep > 1 && e.replication > 1;
+  if (options.redundant >= 0 || loses_copies)
+    add_copies(config, std::max(0, options.redundant), e, ep);
   if (options.metro) route_by_metro(config, e);
   if (!options.fail.empty())
     own_of_decoders(config, "failures") = {{"events", {outage_of(options.fail)}}};
