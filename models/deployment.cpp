@@ -244,9 +244,6 @@ void check_ep(const ConfigNode& node, const MoeModel& model, const ParallelPlan&
                                                          plan.ep, experts_on, plan.expert_gpus()));
   require(plan.ep == 1 || model.experts > 0,
           fmt::format("{} {} is of experts, and the model has none; leave this out", key, plan.ep));
-  // Copies may fill more GPUs than there are experts; only "ep" says it before the placement does.
-  require(key == "ep" || plan.ep <= model.experts,
-          fmt::format("{} {} is more than the model's {} experts", key, plan.ep, model.experts));
   require(model.expert_width % plan.moe_tp() == 0,
           fmt::format("{} / {} = {} does not divide an expert's width of {}", experts_on, key,
                       plan.moe_tp(), model.expert_width));
@@ -268,6 +265,9 @@ void read_decode_ep(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) 
   if (plan.decode_ep == plan.ep)
     node.fail("{} is ep, so that all steps are cut alike; leave this out", plan.ep);
   check_ep(node, model, in_decode(plan), "decode_ep");
+  // The placement checks ep, since copies may fill more GPUs than there are experts.
+  if (plan.decode_ep > model.experts)
+    node.fail("decode_ep {} is more than the model's {} experts", plan.decode_ep, model.experts);
   if (says_how)
     plan.decode_weights = choice<DecodeWeights>(r, "decode_weights", decode_weights_names);
 }

@@ -83,7 +83,7 @@ bool tied_embeddings(ConfigReader& top, ConfigReader& text, std::string_view mod
 // Derives it as vLLM does (vllm/config/model.py): a scaling of the rotary embedding lengthens it,
 // where the file does not count it in already.
 int hf_max_positions(ConfigReader& r) {
-  // vLLM's list (config/model.py), the usual name first.
+  // Names of vLLM's list (config/model.py); the first that a file has counts.
   int longest = 0;
   for (const char* const key :
        {"max_seq_len", "max_position_embeddings", "n_positions", "model_max_length", "seq_length",

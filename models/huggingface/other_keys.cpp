@@ -30,14 +30,14 @@ constexpr Harmless harmless[] = {
      "transformers_version use_bfloat16 use_cache use_mamba_kernels "},
     {"training",
      " attention_dropout aux_loss_alpha embd_pdrop hidden_dropout initializer_range "
-     "input_jitter_noise moe_capacity "
-     "moe_drop_tokens output_router_logits rescale_prenorm_residual resid_pdrop "
+     "input_jitter_noise moe_capacity moe_drop_tokens output_router_logits "
+     "rescale_prenorm_residual resid_pdrop "
      "router_aux_loss_coef router_jitter_noise router_z_loss_coef seq_aux use_router_aux_loss "},
     {"what an operation computes, not how long",
      " activation_situ_beta activation_situ_linear_beta attention_method attention_multiplier "
      "attention_value_scale attn_logit_softcapping compress_rope_theta embedding_multiplier "
-     "final_logit_softcapping "
-     "full_attn_alpha_factor full_attn_beta_factor hc_eps hc_sinkhorn_iters hidden_act "
+     "final_logit_softcapping full_attn_alpha_factor full_attn_beta_factor hc_eps "
+     "hc_sinkhorn_iters hidden_act "
      "hidden_activation indexer_rope_interleave initial_context_length layer_norm_eps "
      "layer_norm_epsilon layernorm_epsilon linear_attn_alpha_factor linear_attn_beta_factor "
      "latent_moe_use_norm logits_scaling mamba_hidden_act mla_scale_kv_lora mla_scale_q_lora "
@@ -48,8 +48,8 @@ constexpr Harmless harmless[] = {
      "rope_interleave rope_parameters rope_scaling rope_theta rotary_dim route_norm "
      "routed_scaling_factor router_activation_func router_dtype router_scaling_factor "
      "score_function scoring_func swa_rope_theta swiglu_alpha swiglu_limit time_step_floor "
-     "time_step_limit time_step_max "
-     "time_step_min topk_method use_gemma_norm use_grouped_topk use_qk_norm use_rmsnorm "},
+     "time_step_limit time_step_max time_step_min topk_method use_gemma_norm use_grouped_topk "
+     "use_qk_norm use_rmsnorm "},
     {"biases, sinks, gates of one number: below a thousandth of a layer",
      " add_full_attention_sink_bias add_swa_attention_sink_bias attention_bias "
      "attn_res_block_size lm_head_bias moe_router_enable_expert_bias mamba_proj_bias mlp_bias "

@@ -21,6 +21,11 @@ const ServingEngine* find_engine(std::string_view name) {
   return row == rows.end() ? nullptr : &*row;
 }
 
+std::string ServingEngine::without_build(const GpuSpec& gpu) const {
+  if (std::ranges::find(platforms, gpu.platform) != platforms.end()) return "";
+  return fmt::format("{} does not run on {} ({})", title, gpu.name, gpu.platform);
+}
+
 std::span<const std::string_view> engine_names() {
   static const std::vector<std::string_view> names = [] {
     std::vector<std::string_view> all;

@@ -52,6 +52,8 @@ struct ServingEngine {
   double (*memory_share)(const ServerSizes&, const Json& experiment) = nullptr;
   /// Why the engine cannot start such a layout of a model; empty: it can.
   std::string (*unfit)(const ParallelPlan&, const MoeModel&, const PrecisionPlan&);
+  /// "vLLM does not run on TPU v7 (tpu)", for GPUs that it has no build for; else empty.
+  std::string without_build(const GpuSpec&) const;
   /// The next larger batch that a CUDA graph is captured for; sizes begin with 1. The limit itself
   /// is captured too.
   std::int32_t (*next_graph_size)(std::int32_t size);

@@ -254,10 +254,8 @@ void remark_on_engine(std::string_view name, PoolSpec& spec) {
     spec.remarks.push_back(
         few_tokens(engine->title, limits.max_num_batched_tokens(), limits.max_num_seqs()));
   spec.each_cluster([&](const ClusterSpec& cluster) {
-    const GpuSpec& gpu = cluster.gpu;
-    if (std::ranges::find(engine->platforms, gpu.platform) != engine->platforms.end()) return;
-    spec.remarks.push_back(fmt::format("{} does not run on {} ({}): no server has these figures",
-                                       engine->title, gpu.name, gpu.platform));
+    const std::string why = engine->without_build(cluster.gpu);
+    if (!why.empty()) spec.remarks.push_back(why + ": no server has these figures");
   });
 }
 

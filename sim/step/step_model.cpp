@@ -416,7 +416,8 @@ void explain_pipeline(const StepCost& step, int stages, std::vector<ExplainedOpe
 }
 
 // Micro-batches of which some rank has tokens.
-std::vector<StepBatch> parts_with_tokens(const StepBatch& batch, int count, Cut cut) {
+std::vector<StepBatch> parts_with_tokens(const StepBatch& batch, int count,
+                                         Cut cut = Cut::anywhere) {
   std::vector<StepBatch> parts = micro_batches(batch, count, cut);
   std::erase_if(parts, [](const StepBatch& part) {
     return std::ranges::all_of(part.ranks, [](const RankStep& rank) { return rank.tokens == 0; });
@@ -441,8 +442,7 @@ StepCost StepModel::price_pipeline(const StepBatch& batch, const PricePass& pric
 
 // The host begins a step once, and no micro-batch hides that: it is charged with the last one.
 StepCost StepModel::price_afd(const StepBatch& batch, const PricePass& price) const {
-  const std::vector<StepBatch> parts =
-      parts_with_tokens(batch, spec_.plan.micro_batches, Cut::anywhere);
+  const std::vector<StepBatch> parts = parts_with_tokens(batch, spec_.plan.micro_batches);
   std::vector<StepCost> costs(parts.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     price(parts[i],

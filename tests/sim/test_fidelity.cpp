@@ -56,10 +56,11 @@ TEST_CASE("micro-batches of a pipeline are sampled each, and give the means of e
   // Some ten tokens to a rank's micro-batch: fewer samples' worth than a whole step. Those that
   // fill the pipeline are of unequal ranks, and samples are of equal ones.
   const Report exact = staged("exact"), sampled = staged("sampled");
-  for (const char* name : {"mean_tpot_ms", "total_token_throughput", "mean_e2el_ms"}) {
+  for (const char* name : {"mean_tpot_ms", "total_token_throughput"}) {
     INFO(name);
-    CHECK_THAT(metric(sampled, name), WithinRel(metric(exact, name), .05));
+    CHECK_THAT(metric(sampled, name), WithinRel(metric(exact, name), .03));
   }
+  CHECK_THAT(metric(sampled, "mean_e2el_ms"), WithinRel(metric(exact, "mean_e2el_ms"), .05));
   CHECK_THAT(activated(sampled), WithinRel(activated(exact), .07));
   CHECK(staged("sampled").document().dump() == sampled.document().dump());
 }

@@ -39,21 +39,19 @@ const StoredPoint& best_of_all(const BestChoice& choice) {
   return *best->points.front();
 }
 
-// A metric by its name, p99_ttft_ms, is less or more as it is better; a pointer is as asked.
+// Takes a metric by its name, p99_ttft_ms, or by its pointer. Whether less of it is better is said
+// where reports are described.
 void settle_metric(CompareOptions& options) {
-  if (options.metric.starts_with('/')) {
-    const ReportKey* const key = find_report_key(options.metric);
-    options.lower = options.lower || (key != nullptr && key->better == Better::less);
-    return;
-  }
   const auto row = std::ranges::find(metric_catalogue, options.metric, &Metric::name);
-  if (row == metric_catalogue.end())
+  if (row != metric_catalogue.end())
+    options.metric = row->pointer;
+  else if (!options.metric.starts_with('/'))
     throw ConfigError(
         "--metric {}: no metric has this name; give one of `moesim keys report` by its "
         "pointer, as /metrics/p99_ttft_ms",
         options.metric);
-  options.lower = options.lower || row->key().better == Better::less;
-  options.metric = row->pointer;
+  const ReportKey* const key = find_report_key(options.metric);
+  options.lower = options.lower || (key != nullptr && key->better == Better::less);
 }
 
 // Prints what each value of the axis gains and costs.

@@ -487,10 +487,8 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
   }
   text += "# the load\n" + benchmark(form.benchmark, decode, path, notes) + "\n";
   for (const PoolSpec& pool : spec.pools) {
-    const GpuSpec& gpu = pool.cluster.gpu;
-    if (std::ranges::find(row->platforms, gpu.platform) == row->platforms.end())
-      notes.push_back(
-          fmt::format("the GPUs: {} does not run on {} ({})", row->title, gpu.name, gpu.platform));
+    if (const std::string why = row->without_build(pool.cluster.gpu); !why.empty())
+      notes.push_back("the GPUs: " + why);
     note_common(pool, notes);
     note_dispatch(pool, *row, notes);
     note_kv_cache(pool, *row, notes);
