@@ -45,7 +45,7 @@ endfunction()
 # Rooms of a floor do not include each other.
 check_floors("" hardware models traces sim tools)
 check_floors("models/" mixers huggingface quantization)
-check_floors("sim/" engines+gain+placement+kv_tiers+pool_roles capacity+dispatch+expert_memory+failures+kv_cache+token_routing scheduling prefill_alignment request_routing step
+check_floors("sim/" engines+gain+placement+kv_tiers+pool_roles capacity+dispatch+draft_choice+expert_memory+failures+kv_cache+token_routing scheduling prefill_alignment request_routing step
              rebalancing experiment requests report+replay serving)
 check_floors("tools/" cli bench run+policies+sweep analysis report plan config lab+python)
 

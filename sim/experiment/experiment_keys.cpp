@@ -185,6 +185,7 @@ PolicyRows Policies::rows() const {
   add(placement), add(token_routing), add(dispatch), add(capacity), add(expert_memory);
   add(prefetch), add(retention), add(tier_eviction), add(tier_write), add(scheduling);
   add(request_routing), add(rebalancing), add(pool_roles), add(prefill_alignment);
+  add(draft_choice);
   add(gatings()), add(request_arrivals()), add(request_lengths()), add(session_kinds());
   return all;
 }

@@ -4,6 +4,7 @@
 #include "hardware/policy_choice.hpp"
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
+#include "sim/draft_choice/draft_choice.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
 #include "sim/kv_cache/retention.hpp"
 #include "sim/kv_tiers/kv_tiers.hpp"
@@ -37,6 +38,7 @@ struct Policies {
   Registry<RebalancerFactory, const RebalancingContext&> rebalancing = rebalancers();
   Registry<PoolRolesFactory> pool_roles = moesim::pool_roles();
   Registry<PrefillAlignmentFactory> prefill_alignment = prefill_alignments();
+  Registry<DraftChoiceFactory> draft_choice = draft_choices();
 
   /// Every table that an experiment can choose from, these and those of workloads.
   PolicyRows rows() const;

@@ -95,7 +95,8 @@ std::span<const Key> speculative_keys() {
        "share of drafts at each position that are accepted, as vLLM logs it"},
       {"acceptance_length", form::number(1, 65), unset("another key says it"),
        "mean tokens of a step: those accepted and one more"},
-      {"draft", form::typed_object(draft_keys), "mtp", "where drafts come from"}};
+      {"draft", form::typed_object(draft_keys), "mtp", "where drafts come from"},
+      {"choice", form::policy("draft_choice"), "all", "how many drafts are verified"}};
   return keys;
 }
 
@@ -292,7 +293,8 @@ std::vector<double> read_acceptance(ConfigReader& reader, std::size_t drafts) {
   return chances;
 }
 
-SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& scheduler) {
+SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& scheduler,
+                                 const Registry<DraftChoiceFactory>& choices) {
   return read_object(node, speculative_keys, [&](ConfigReader& reader) {
     SpeculationPlan plan;
     plan.tokens = static_cast<std::int32_t>(reader.integer("num_speculative_tokens"));
@@ -301,6 +303,7 @@ SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& schedu
       plan.mtp = choice<Draft>(draft, "type", draft_names) == Draft::mtp;
       if (!plan.mtp) plan.draft_time = draft.quantity<Seconds>("per_token");
     });
+    plan.choice = choices.make(reader.child("choice"));
     const std::int64_t verified = std::int64_t{scheduler.max_num_seqs()} * (1 + plan.tokens);
     if (plan.tokens > 0 && scheduler.max_num_batched_tokens() < verified) {
       reader.child("num_speculative_tokens")
@@ -438,7 +441,8 @@ std::vector<std::uint8_t> recorded_classes(const ConfigNode& list,
 
 void read_serving(ConfigReader& reader, PoolSpec& spec) {
   if (reader.optional("speculative")) {
-    spec.speculation = read_speculation(reader.child("speculative"), *spec.scheduler);
+    spec.speculation =
+        read_speculation(reader.child("speculative"), *spec.scheduler, spec.policies->draft_choice);
   }
   read_object(reader.child("expert_buffers"), expert_buffers_keys, [&](ConfigReader& buffers) {
     const std::int32_t most = spec.scheduler->max_num_batched_tokens();

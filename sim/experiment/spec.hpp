@@ -83,8 +83,9 @@ struct PolicyNames {
 struct SpeculationPlan {
   std::int32_t tokens = 0;           ///< 0: none
   std::vector<double> acceptance{};  ///< of each draft when all before it were accepted
-  bool mtp = true;       ///< a layer of the model drafts them, one pass for each; or ...
-  Seconds draft_time{};  ///< ... a pass takes this long
+  bool mtp = true;              ///< a layer of the model drafts them, one pass for each; or ...
+  Seconds draft_time{};         ///< ... a pass takes this long
+  DraftChoiceFactory choice{};  ///< of the drafts that are verified; none: all
   bool has_module() const { return tokens > 0 && mtp; }
 };
 

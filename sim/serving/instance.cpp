@@ -487,6 +487,7 @@ StepRecord Instance::end_step(Time now) {
       end_each(rank, now);
     }
   }
+  if (summary_.kind == StepKind::decode) speculation_.decoded(batch_, cost_.total, emitted_);
   drop_abandoned();
   return {number_,  summary_,    cost_, batch_,       speculation_.tally(),
           emitted_, milestones_, gaps_, used_blocks()};

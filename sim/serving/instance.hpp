@@ -158,6 +158,7 @@ class Instance {
   RankPrompts prompts_of(Rank& rank);
   HeldPrompts planned_prompts();
   bool plan_step();
+  void choose_drafts();
   bool plan_turns();
   void allow(std::span<const PromptWork> prompts);
   bool plan_turn(Turn turn);

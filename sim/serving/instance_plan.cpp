@@ -84,10 +84,6 @@ bool Instance::plan_turn(Turn turn) {
   bool any = false;
   for (Rank& rank : ranks_) {
     if (deployment_.scheduler->reorders()) order_running(rank);
-    if (deployment_.speculation.tokens > 0) {
-      for (Sequence& sequence : rank.running)
-        sequence.drafts = sequence.decoding() ? deployment_.speculation.tokens : 0;
-    }
     plan_rank(rank, turn);
     any = any || !rank.plan.empty();
   }
@@ -145,6 +141,17 @@ void Instance::allow(std::span<const PromptWork> prompts) {
   for (std::size_t r = 0; r < ranks_.size(); ++r) ranks_[r].prompts = prompts[r];
 }
 
+void Instance::choose_drafts() {
+  std::vector<Sequence*> decoding;
+  for (Rank& rank : ranks_) {
+    for (Sequence& sequence : rank.running) {
+      sequence.drafts = 0;
+      if (sequence.decoding()) decoding.push_back(&sequence);
+    }
+  }
+  speculation_.choose(decoding, rows_, requests_, layout_.placement());
+}
+
 bool Instance::plan_turns() {
   if (!deployment_.scheduler->separates_phases()) return plan_turn(Turn::any);
   return plan_turn(Turn::prefill) || plan_turn(Turn::decode);
@@ -153,6 +160,7 @@ bool Instance::plan_turns() {
 // Plans a step without the prompts that are held back; with them if nothing else is left to do.
 bool Instance::plan_step() {
   receive();
+  if (deployment_.speculation.tokens > 0) choose_drafts();
   if (deployment_.scheduler->reorders()) {
     running_of_topic_.assign(rows_.trace(Phase::decode).workloads().size(), 0);
     for (const Rank& rank : ranks_) {

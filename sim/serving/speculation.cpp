@@ -7,6 +7,7 @@
 
 #include "hardware/at.hpp"
 #include "hardware/kernels/gemm.hpp"
+#include "models/memory.hpp"
 
 namespace moesim {
 
@@ -97,8 +98,46 @@ void take_tokens(const StepBatch& step, std::int32_t index, StepBatch& pass) {
 
 Speculation::Speculation(const Deployment& deployment, int instance)
     : deployment_(deployment.of_steps(StepKind::decode)),
+      choice_(deployment.speculation.choice ? deployment.speculation.choice() : nullptr),
       rng_(deployment.seed, fmt::format("speculation/acceptance of instance {}", instance)) {
   if (deployment.speculation.has_module()) module_.emplace(module_of(deployment_));
+}
+
+void Speculation::choose(std::span<Sequence* const> decoding, const RowSource& rows,
+                         const Requests& requests, const ExpertPlacement& placement) {
+  const SpeculationPlan& plan = deployment_.speculation;
+  drafts_.assign(decoding.size(), plan.tokens);
+  if (choice_) {
+    GroupDrafts group{plan.tokens, plan.acceptance, decoding.size()};
+    if (choice_->needs_experts()) {
+      rows_.clear();
+      for (const Sequence* sequence : decoding) {
+        ranges_.clear();
+        RoutingCoverage not_counted;
+        rows.append(
+            requests[sequence->request].binding,
+            {Phase::decode, 0, 1 + plan.tokens, sequence->computed - sequence->prompt_tokens},
+            ranges_, not_counted);
+        for (const RowRange& range : ranges_) {
+          for (std::int32_t row = 0; row < range.count; ++row)
+            rows_.push_back(range.first_row + row);
+        }
+      }
+      const Bytes expert =
+          expert_bytes(deployment_.model, deployment_.parallel, deployment_.precision);
+      group.experts.emplace(DraftExperts{rows.trace(Phase::decode), rows_, placement,
+                                         expert / deployment_.cluster.gpu.hbm_bandwidth});
+    }
+    choice_->choose(group, drafts_);
+  }
+  for (std::size_t i = 0; i < decoding.size(); ++i) decoding[i]->drafts = drafts_[i];
+}
+
+void Speculation::decoded(const StepBatch& batch, Seconds time, std::int64_t tokens) {
+  if (!choice_ || tokens == 0) return;
+  std::int64_t sequences = 0;
+  for (const RankStep& rank : batch.ranks) sequences += rank.dummy ? 0 : std::ssize(rank.sequences);
+  choice_->decoded({time, sequences, tokens});
 }
 
 std::int32_t Speculation::accept(std::int32_t drafts) {

@@ -238,6 +238,9 @@ void note_common(const PoolSpec& pool, Notes& notes) {
         "keep their order");
   if (pool.speculation.tokens > 0 && !pool.speculation.mtp)
     notes.push_back("/speculative/draft: the model that drafts; name it by the engine's own flag");
+  if (pool.speculation.choice)
+    notes.push_back(
+        "/speculative/choice: servers verify every draft; no engine has a flag for this");
   if (pool.speculation.has_module() && pool.model.draft_layers == 0)
     notes.push_back(
         "/speculative: the model's files name no layer that drafts (MTP); the engine's own flag "

@@ -9,6 +9,7 @@
 #include "models/moe_model.hpp"
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
+#include "sim/draft_choice/draft_choice.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
 #include "sim/kv_cache/retention.hpp"
 #include "sim/kv_tiers/kv_tiers.hpp"
@@ -102,6 +103,7 @@ std::vector<Kind> all_kinds() {
           kind_of(rebalancers()),
           kind_of(pool_roles()),
           kind_of(prefill_alignments()),
+          kind_of(draft_choices()),
           kind_of(capacity_rules()),
           kind_of(expert_memories()),
           kind_of(prefetches()),
