@@ -41,7 +41,7 @@ std::string did_you_mean(std::string_view name, std::span<const std::string_view
   });
   if (longer.size() == 2)
     return fmt::format("did you mean \"{}\" or \"{}\"? ", longer[0], longer[1]);
-  const std::string_view nearest = nearest_name(name, candidates);
+  const std::string_view nearest = longer.size() == 1 ? longer[0] : nearest_name(name, candidates);
   return nearest.empty() ? "" : fmt::format("did you mean \"{}\"? ", nearest);
 }
 

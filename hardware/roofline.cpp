@@ -18,6 +18,12 @@ Seconds overlapped(Seconds x, Seconds y, double p) {
   return more * std::pow(1 + std::pow(ratio, p), 1 / p);
 }
 
+// True if four bits are widened because the GPU does not multiply them. Constants of nvfp4 are of
+// GPUs that do.
+bool widens(Precision weights, const GpuSpec& gpu) {
+  return weights == Precision::nvfp4 && !gpu.dense_peak.contains(Precision::nvfp4);
+}
+
 }  // namespace
 
 Roofline::Roofline(Operands operands, const Kernel& kernel, const GpuSpec& gpu)
@@ -26,11 +32,14 @@ Roofline::Roofline(Operands operands, const Kernel& kernel, const GpuSpec& gpu)
       copies_(gpu.hbm_bandwidth),
       peak_(gpu.peak(operands.weights, operands.activations)) {
   const KernelConstants& of_kernel = gpu.kernel(kernel);
-  const PrecisionConstants constants = of_kernel.of(operands.weights);
+  const bool widened = widens(operands.weights, gpu);
+  const Precision weights = widened ? Precision::mxfp4 : operands.weights;
+  const PrecisionConstants constants = of_kernel.of(weights);
   launch_ = constants.launch;
   overlap_ = constants.overlap;
   hbm_ = gpu.hbm_bandwidth * constants.bandwidth_share;
-  reached_ = peak_ * of_kernel.peak_share_of(operands.weights);
+  const double share = of_kernel.peak_share_of(weights);
+  reached_ = peak_ * (widened ? std::min(share, of_kernel.peak_share_of(Precision::bf16)) : share);
   reach_ = of_kernel.reach(operands.weights);
 }
 

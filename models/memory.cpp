@@ -105,11 +105,11 @@ Bytes index_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
 
 }  // namespace
 
-std::int64_t KvGroup::first_block(std::int64_t computed, int block_tokens) const {
+std::int64_t KvGroup::first_block(std::int64_t computed, int of) const {
   if (window == 0) return 0;
   const std::int64_t first =
       chunked ? computed / window * window : std::max<std::int64_t>(computed - window + 1, 0);
-  return first / block_tokens;
+  return first / of;
 }
 
 bool KvLayout::has_windows() const {
@@ -118,14 +118,65 @@ bool KvLayout::has_windows() const {
 }
 
 std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) const {
-  const std::int64_t all = ceil_div(tokens, block_tokens);
+  const std::int64_t computed = chunk > 1 ? chunk * steps_in_flight : chunk;
   std::int64_t blocks = tokens > 0 ? state_blocks : 0;
   for (const KvGroup& group : groups) {
-    const std::int64_t held = ceil_div(group.window - 1 + chunk, block_tokens) + 1;
-    blocks += group.window == 0 ? all : std::min(all, held);
+    const std::int64_t each = group.block_tokens > 0 ? group.block_tokens : block_tokens;
+    const std::int64_t held = ceil_div(group.window - 1 + computed, each) + 1;
+    blocks += group.window == 0 ? ceil_div(tokens, each) : std::min(ceil_div(tokens, each), held);
   }
   return blocks;
 }
+
+namespace {
+
+// Pages of DeepSeek-V4 as vLLM lays them out (vllm/models/deepseek_v4, compressor.py). A block is a
+// tuple of pages for as many layers: of entries for 4 tokens each, their index keys, and entries
+// for 128 tokens. All groups draw such blocks. One is of the entries, others of all layers'
+// windows, and one of tokens whose entry is open, for each size of entry.
+void lay_out_compressed(const MoeModel& model, const ParallelPlan& plan,
+                        const PrecisionPlan& precision, KvLayout& layout) {
+  constexpr int tokens = 256, window_block = 64, open_block_if_thinned = 4, open_block = 8;
+  const auto page = [](double bytes) {
+    constexpr double alignment = 576;
+    return std::ceil(bytes / alignment) * alignment;
+  };
+  struct Kind {
+    double layers = 0, pages = 0;
+    bool thinned = false;
+  };
+  std::map<int, Kind> kinds;
+  double windows = 0, window = 0, most = 1, pages = 0;
+  for (const LayerSpec& layer : model.layers) {
+    const Kept here = kept(layer, plan, precision);
+    windows += here.state_tokens > 0 ? 1 : 0;
+    window = std::max(window, here.state_tokens);
+    if (here.tokens_of_entry <= 1) continue;
+    Kind& kind = kinds[here.tokens_of_entry];
+    kind.pages = page(tokens * here.bytes) + page(tokens * here.index_bytes);
+    kind.thinned = here.index_bytes > 0;
+    most = std::max(most, ++kind.layers);
+  }
+  for (const auto& [ratio, kind] : kinds) pages += kind.pages;
+  const double groups = std::max(1.0, std::round(windows / most));
+  const double tuple = std::max(most, std::ceil(windows / groups));
+  const int layers = static_cast<int>(tuple);
+  layout.block_tokens = tokens;
+  layout.block = Bytes(of_a_stage(tuple, plan) * pages);
+  layout.state_blocks = 0;
+  layout.groups.assign(1, {.layers = layers, .block_tokens = tokens});
+  for (double i = 0; i < groups; ++i) {
+    layout.groups.push_back(
+        {.layers = layers, .window = static_cast<int>(window), .block_tokens = window_block});
+  }
+  for (const auto& [ratio, kind] : kinds) {
+    layout.groups.push_back({.layers = layers,
+                             .window = kind.thinned ? 2 * ratio : ratio,
+                             .block_tokens = kind.thinned ? open_block_if_thinned : open_block});
+  }
+}
+
+}  // namespace
 
 KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
                    const KvPaging& paging) {
@@ -158,9 +209,13 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
   int block_tokens = paging.block_tokens;
   if (in_pages && token > Bytes(0)) {
     constexpr double longest = 1 << 24;
-    const double blocks = std::ceil(states.each / token.value() / block_tokens);
+    // Kernels of latent attention take blocks of 64 (kernel_block_alignment_size; vllm#28228).
+    constexpr int of_latent = 64;
+    const int unit_tokens =
+        unit.mixer->absorbs() ? std::max(block_tokens, of_latent) : block_tokens;
+    const double blocks = std::ceil(states.each / token.value() / unit_tokens);
     block_tokens =
-        static_cast<int>(std::clamp<double>(blocks * block_tokens, block_tokens, longest));
+        static_cast<int>(std::clamp<double>(blocks * unit_tokens, block_tokens, longest));
   }
   // Token p is on GPU p mod dcp, so the first GPU of a group fills its blocks first.
   layout.block_tokens = block_tokens * plan.dcp;
@@ -188,6 +243,12 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
   layout.state_blocks =
       static_cast<std::int64_t>(std::ceil(shared / layout.block.value()) +
                                 (in_pages ? std::ceil(double(states.layers) / group_layers) : 0));
+  layout.steps_in_flight =
+      paging.steps_in_flight > 1 ? paging.steps_in_flight + plan.pp - 1 : paging.steps_in_flight;
+  const bool compressed = std::ranges::any_of(model.layers, [&](const LayerSpec& layer) {
+    return kept(layer, plan, precision).tokens_of_entry > 1;
+  });
+  if (compressed && paging.pages_as_states) lay_out_compressed(model, plan, precision, layout);
   return layout;
 }
 

@@ -11,8 +11,10 @@ struct KvGroup {
   int layers = 0;        ///< room for them in a block; the last group of a kind may hold fewer
   int window = 0;        ///< 0 = every token is kept
   bool chunked = false;  ///< the window is an aligned chunk (LayerSpec)
-  /// The first block that the token at position `computed` and those after it still attend to.
-  std::int64_t first_block(std::int64_t computed, int block_tokens) const;
+  int block_tokens = 0;  ///< of a block of this group; 0: KvLayout::block_tokens
+  /// The first block, of so many tokens, that the token at position `computed` and those after it
+  /// still attend to.
+  std::int64_t first_block(std::int64_t computed, int of) const;
 };
 
 /// How an engine divides a GPU's KV cache.
@@ -23,8 +25,13 @@ struct KvPaging {
   /// many times the tokens that the others keep (SGLang's swa_full_tokens_ratio); 0: all draw from
   /// one pool. Taken for requests longer than the window.
   double window_ratio = 0;
-  bool pages_as_states = false;  ///< blocks have as many tokens as a layer's state is large (vLLM)
+  /// Blocks have as many tokens as a layer's state is large. Windows of compressed attention, and
+  /// tokens whose entry is open, have groups of their own (vLLM).
+  bool pages_as_states = false;
   bool reserves_states = false;  ///< states have room of their own for all sequences
+  /// Steps of a prompt that windows keep blocks for: those that run at once. vLLM from 0.26 on
+  /// schedules one while another runs (vllm#47728).
+  int steps_in_flight = 1;
 };
 
 /// How one GPU's KV cache is paged.
@@ -35,6 +42,7 @@ struct KvLayout {
   std::vector<KvGroup> groups;
   bool windows_apart = false;     ///< KvPaging::window_ratio of layers with a window
   std::int64_t state_blocks = 0;  ///< that the states of a sequence take
+  int steps_in_flight = 1;        ///< KvPaging's; with a pipeline one more for each further stage
   bool has_windows() const;
   /// Blocks over all groups that a sequence holds while a step computes its tokens from `computed`
   /// to before `end`. A window's group has let go of the blocks that lie before what the first of
@@ -45,8 +53,13 @@ struct KvLayout {
     const auto of = static_cast<std::uint32_t>(block_tokens);
     const std::int64_t all = (static_cast<std::uint32_t>(end) + of - 1) / of;
     std::int64_t blocks = end > 0 ? state_blocks : 0;
-    for (const KvGroup& group : groups)
-      blocks += group.window == 0 ? all : all - group.first_block(computed, block_tokens);
+    for (const KvGroup& group : groups) {
+      if (const int own = group.block_tokens; own > 0) {
+        blocks += (end + own - 1) / own - group.first_block(computed, own);
+      } else {
+        blocks += group.window == 0 ? all : all - group.first_block(computed, block_tokens);
+      }
+    }
     return blocks;
   }
   /// Number of these blocks beyond the `held` ones; negative where a window leaves more behind than
@@ -60,8 +73,9 @@ struct KvLayout {
     return blocks_in_step(computed, end) - held;
   }
   /// Bound that blocks_in_step() never exceeds for a sequence of `tokens` computed in chunks of at
-  /// most `chunk`. A window's group holds window - 1 + chunk tokens in one block more than they
-  /// fill. The tokens need not start with a block (vLLM's max_admission_blocks_per_request).
+  /// most `chunk`. A window's group holds window - 1 + chunk tokens, for each step in flight so
+  /// many, in one block more than they fill. The tokens need not start with a block (vLLM's
+  /// max_admission_blocks_per_request).
   std::int64_t blocks_at_most(std::int64_t tokens, std::int64_t chunk) const;
   /// Blocks that a sequence of `tokens` holds while it decodes.
   std::int64_t blocks_for(std::int64_t tokens) const { return blocks_at_most(tokens, 1); }

@@ -48,7 +48,12 @@ void take_measured(CollectiveCost& cost, const ClusterSpec& cluster, const Colle
   const auto measured = gpu.tables->time(ask(call, gpu));
   // A switch may add up on the way: then an all-reduce sends each byte once.
   const Bytes moved(call.bytes * (call.gpus - 1) / call.gpus);
-  if (measured) take(cost, *measured, moved / gpu.scale_up_bandwidth);
+  if (!measured) return;
+  take(cost, *measured, moved / gpu.scale_up_bandwidth);
+  if (cost.bound != Resource::latency) return;
+  // A slow link is not latency: a message without bytes is then soon there.
+  const auto empty = gpu.tables->time(ask({call.op, call.gpus, 1}, gpu));
+  if (empty && empty->time * 2 < cost.time) cost.bound = Resource::nvlink;
 }
 
 }  // namespace moesim

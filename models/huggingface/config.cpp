@@ -97,8 +97,16 @@ int hf_max_positions(ConfigReader& r) {
       const auto found = scaling.find(name);
       return found != scaling.end() && found->is_number() ? found->get<double>() : 0;
     };
-    const double scaled = number("factor") * number("original_max_position_embeddings");
-    if (scaled < 1e9) longest = std::max(longest, static_cast<int>(scaled));
+    const auto name = [&](const char* key) {
+      const auto found = scaling.find(key);
+      return found != scaling.end() && found->is_string() ? found->get<std::string>() : "";
+    };
+    const std::string type = scaling.contains("rope_type") ? name("rope_type") : name("type");
+    // The files of these give the length that they were trained for (the same place in vLLM).
+    if (type == "llama3" || type == "su" || type == "longrope" || number("factor") <= 0) continue;
+    const double original = number("original_max_position_embeddings");
+    const double scaled = number("factor") * (original > 0 ? original : longest);
+    if (scaled < 1e9) longest = static_cast<int>(scaled);
   }
   return longest;
 }

@@ -67,11 +67,13 @@ class Dispatch {
   /// True if it can give every GPU of the group all tokens. If experts have GPUs of their own,
   /// these hold no tokens to gather.
   virtual bool gathers_tokens() const { return false; }
-  /// Token rows that one GPU must have room for while each of `ranks` sends up to `tokens`: one per
-  /// token.
-  virtual double buffer_rows(double tokens, double ranks, double /*experts*/) const {
+  /// Token rows that one GPU must have room for while each of `ranks` sends up to `tokens` to the
+  /// group's slots: one per token.
+  virtual double buffer_rows(double tokens, double ranks, double /*slots*/) const {
     return tokens * ranks;
   }
+  /// Bytes that these buffers may take; 0: no limit but memory.
+  virtual Bytes buffer_limit() const { return {}; }
 };
 
 /// The table, in the order of `moesim list`.

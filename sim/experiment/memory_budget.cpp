@@ -40,15 +40,33 @@ double most_tokens(const Deployment& e, StepKind rule) {
   return std::min<double>(e.buffer_tokens, prompts ? e.buffer_tokens : seats + few);
 }
 
+// Bytes of a row of expert buffers, which are there twice.
+double row_bytes(const Deployment& e) { return e.model.expert_input() * 2.0; }
+
+// Without an engine kernels are thought of that have no such limit.
+void check_buffers(const Deployment& e, const Dispatch& dispatch, double rows) {
+  const Bytes needed(2 * rows * row_bytes(e)), limit = dispatch.buffer_limit();
+  if (limit <= Bytes(0) || needed < limit || e.engine.empty()) return;
+  constexpr double gib = 1 << 30;
+  throw ConfigError(
+      "{}:{}/dispatch: low-latency buffers for the tokens of a step take {:.1f} GiB; DeepEP "
+      "allocates less than {:.0f} GiB; give fewer tokens as \"expert_buffers/tokens_per_rank\" or "
+      "\"scheduling/max_num_batched_tokens\"",
+      e.node.file().string(), e.node.pointer(), needed.value() / gib, limit.value() / gib);
+}
+
 // Rows that a GPU's expert buffers hold: those of the rule whose dispatch needs most.
 double buffer_rows(const Deployment& e) {
+  const double slots = slots_of_fullest_gpu(e.placement) * e.parallel.ep;
   double most = 0;
   for (std::size_t kind = 0; kind < e.phases.size(); ++kind) {
     const double tokens = most_tokens(e, static_cast<StepKind>(kind)) * e.parallel.times_sent();
     // With AFD as if the tokens came from as many ranks as there are for experts.
     const double ranks = e.parallel.afd() ? e.parallel.ep : e.parallel.dp;
-    most = std::max(most, e.phases[kind].dispatch->buffer_rows(tokens * e.parallel.dp / ranks,
-                                                               ranks, e.model.experts));
+    const Dispatch& dispatch = *e.phases[kind].dispatch;
+    const double rows = dispatch.buffer_rows(tokens * e.parallel.dp / ranks, ranks, slots);
+    check_buffers(e, dispatch, rows);
+    most = std::max(most, rows);
   }
   return most;
 }
@@ -88,7 +106,7 @@ void add_decode_cut(const Deployment& e, double layers, MemoryBudget& memory) {
   const double slots = slots_of_fullest_gpu(cut.placement);
   const Bytes layer = expert_bytes(cut.model, cut.parallel, cut.precision) * slots;
   const bool twice = e.parallel.decode_weights == DecodeWeights::twice;
-  const double row = e.model.expert_input() * 2.0;
+  const double row = row_bytes(e);
   memory.buffers = std::max(memory.buffers, Bytes(2 * buffer_rows(cut) * row));
   if (twice)
     memory.experts += layer * layers;
@@ -108,7 +126,7 @@ MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
   const double layers = moe_layers_of_stage(e.model, e.parallel) + (moe_module ? 1 : 0);
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
   const std::unique_ptr<Rebalancer> rebalancer = e.rebalancer();
-  const double row = e.model.expert_input() * 2.0;
+  const double row = row_bytes(e);
   const ClusterSpec& cluster = role == GpuRole::ffn ? e.expert_cluster() : e.cluster;
   memory.capacity = cluster.gpu.hbm_capacity;
   memory.usable = memory.capacity * utilization;

@@ -37,6 +37,8 @@ std::span<const Key> kv_cache_keys() {
        "blocks have as many tokens as a layer's state is large (vLLM)"},
       {"reserve_states", form::flag, "false",
        "states of max_num_seqs requests have room of their own, if it fits"},
+      {"steps_in_flight", form::integer(1, 8), "1",
+       "steps of a prompt whose tokens windows keep at once (vLLM)"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"},
       {"retention", form::policy("retention"), unset("lru"),
        "what HBM holds between an agent's requests"},
@@ -228,6 +230,7 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
       paging.window_ratio = kv.number("swa_full_tokens_ratio");
     paging.pages_as_states = kv.flag("pages_as_states");
     paging.reserves_states = kv.flag("reserve_states");
+    paging.steps_in_flight = static_cast<int>(kv.integer("steps_in_flight"));
     if (!kv.optional("free_gpu_memory_fraction")) {
       spec.kv_cache.gpu_memory_utilization = kv.number("gpu_memory_utilization");
     } else if (kv.optional("gpu_memory_utilization")) {

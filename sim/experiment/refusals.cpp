@@ -149,6 +149,14 @@ void check_cut_experts(ConfigReader& reader, const PoolSpec& e) {
 // A kernel that writes into other GPUs' memory reaches those of its NVLink domain.
 void check_domain(ConfigReader& reader, const PoolSpec& e) {
   const int gpus = e.parallel.stage_gpus(), domain = e.cluster.scale_up_domain;
+  const int tp = e.parallel.tp;
+  if (gpus > domain && domain % tp != 0 && tp % domain != 0) {
+    reader.child("parallel")
+        .fail(
+            "ranks of tp = {} GPUs do not line up with NVLink domains of {}; one must divide the "
+            "other",
+            tp, domain);
+  }
   if (!e.parallel.exchanges() || gpus <= domain) return;
   for (const PhaseSpec& phase : e.phases) {
     if (phase.dispatch->within_nvlink())

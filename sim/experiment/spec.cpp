@@ -260,6 +260,24 @@ void remark_on_engine(std::string_view name, PoolSpec& spec) {
 }
 
 // Remarks that steps without a graph are as fast where nothing says what their launches take.
+// Of links between GPUs that are no faster than those to their hosts, where nothing is measured.
+void remark_on_links(PoolSpec& spec) {
+  const GpuSpec& gpu = spec.cluster.gpu;
+  const bool several = std::min(spec.parallel.gpus(), spec.cluster.scale_up_domain) > 1;
+  if (!several || gpu.tables || gpu.scale_up_bandwidth > gpu.host_bandwidth) return;
+  spec.remarks.push_back(
+      "collectives over PCIe are priced as over NVLink, which flatters four GPUs and more: name a "
+      "measured GPU without NVLink as the GPU's \"sibling\"");
+}
+
+void remark_on_drafts(PoolSpec& spec) {
+  if (!spec.speculation.has_module() || spec.model.draft_layers > 0) return;
+  spec.remarks.push_back(fmt::format(
+      "the files of {} name no layer that drafts (MTP): one more layer like its last drafts here; "
+      "for another model \"speculative/draft\" takes a time",
+      spec.model.name));
+}
+
 void remark_on_graphs(PoolSpec& spec) {
   if (spec.graph_sizes.size() > 1 || spec.charges.eager_launch > Seconds{}) return;
   spec.remarks.push_back(
@@ -457,6 +475,8 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
       spec.shared_expert = read_shared_expert(reader.child("shared_expert"));
     read_serving(reader, spec);
     if (reader.has("cuda_graph")) remark_on_graphs(spec);
+    remark_on_links(spec);
+    remark_on_drafts(spec);
     if (reader.optional("host_link")) read_host_link(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));
     if (reader.optional("power")) spec.site_power = read_power(reader.child("power"));

@@ -176,6 +176,7 @@ TEST_CASE("a GPU file with a fact missing, misspelt or impossible is refused at 
   CHECK_THAT(error("/hbm_bandwidth", 3.35), Contains("h100.json:/hbm_bandwidth: "));
   CHECK_THAT(error("/hbm_bandwidth", "0 TB/s"), Contains("/hbm_bandwidth: must be more than zero"));
   CHECK_THAT(error("/dense_peak/fp9", "1 TFLOP/s"), Contains("did you mean \"fp8\"?"));
+  CHECK_THAT(error("/dense_peak/fp4", "1 TFLOP/s"), Contains("did you mean \"nvfp4\"?"));
   CHECK_THAT(error("/kernels/gemm/peak_share", 1.2), Contains("/kernels/gemm/peak_share: 1.2"));
   CHECK_THAT(error("/kernels/gemm/peak_share", Json{{"bf16", 0.5}, {"fp9", 0.5}}), Contains("fp9"));
   CHECK_THAT(error("/kernels/gemm/calibration/bytes", 3), Contains("[smallest, largest]"));
@@ -409,6 +410,20 @@ TEST_CASE("nothing is faster than the data sheet allows, whatever the shape") {
       CHECK(memory_op(Bytes(hidden * routed), gpu).time.count() >=
             hidden * routed / gpu.hbm_bandwidth.value());
     }
+  }
+}
+
+TEST_CASE("four bits that a GPU widens are multiplied no faster than bf16") {
+  const std::vector<std::int32_t> tokens(64, 1024);
+  for (const char* name : {"a100_80g", "h100", "h200", "h20", "l40s", "mi300x"}) {
+    const GpuSpec gpu = gpu_named(name);
+    INFO(gpu.name);
+    const auto time = [&](Precision weights) {
+      return expert_ffn(tokens, gpu, weights, Precision::bf16, 4096, 1024).time;
+    };
+    CHECK(time(Precision::nvfp4) >= time(Precision::bf16) * .98);
+    CHECK(gemm(8192, 4096, 4096, Precision::nvfp4, Precision::bf16, gpu).time >=
+          gemm(8192, 4096, 4096, Precision::bf16, Precision::bf16, gpu).time * .98);
   }
 }
 

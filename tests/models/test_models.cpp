@@ -642,8 +642,8 @@ TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no 
   const KvLayout shared = kv_layout(model, {}, precision);
   CHECK(shared.block_tokens == 16);
   CHECK(double(shared.state_blocks) == std::ceil(45 * state / shared.block.value()));
-  // Layers that compress keep their states with their entries.
-  CHECK(kv_layout(zoo("deepseek_v4_flash"), {}, {}, vllm).block_tokens == 16);
+  // Layers that compress have blocks for as many tokens as two of their largest entries.
+  CHECK(kv_layout(zoo("deepseek_v4_flash"), {}, {}, vllm).block_tokens == 256);
   // Room of their own: blocks are those of tokens alone.
   const KvLayout apart = kv_layout(model, {}, precision, {.reserves_states = true});
   CHECK(apart.block_tokens == 16);
@@ -1186,6 +1186,14 @@ TEST_CASE("layers of one kind page their KV cache together") {
   // vLLM's cap: 128 - 1 + 8192 tokens in one block more than they fill.
   CHECK(oss.blocks_at_most(100'000, 8192) == 6250 + 521);
 
+  // Two steps of a prompt are in flight from 0.26 on (vllm#49878): of a full and ten window groups.
+  KvLayout gemma{.groups = {{}}};
+  gemma.groups.resize(11, {.window = 1024});
+  CHECK(gemma.blocks_at_most(262'144, 32'768) == 16'384 + 10 * 2'113);
+  gemma.steps_in_flight = 2;
+  CHECK(gemma.blocks_at_most(262'144, 32'768) == 16'384 + 10 * 4'161);
+  CHECK(kv_layout(zoo("gpt_oss_20b"), {}, {}, {.steps_in_flight = 2}).steps_in_flight == 2);
+
   // Llama-4-Scout: 36 chunked and 12 full layers are 3 + 1 groups of 12.
   const KvLayout scout = kv_layout(zoo("llama_4_scout"), {}, {});
   REQUIRE(scout.groups.size() == 4);
@@ -1194,6 +1202,34 @@ TEST_CASE("layers of one kind page their KV cache together") {
   // An aligned chunk lets go of all that is behind it, and of nothing before its end.
   CHECK(scout.blocks_in_step(8191, 8192) == 4 * 512);
   CHECK(scout.blocks_in_step(8192, 8193) == 513 + 3);
+}
+
+TEST_CASE("DeepSeek-V4's pages under vLLM: room of a request as logs have it") {
+  const PrecisionPlan fp8{.kv_cache = Precision::fp8};
+  const auto layout = [&](const char* model) {
+    return kv_layout(zoo(model), {}, fp8, {.pages_as_states = true});
+  };
+  const KvLayout flash = layout("deepseek_v4_flash");
+  CHECK(flash.block == Bytes(22 * 47'808));
+  CHECK(layout("deepseek_v4_pro").block == Bytes(31 * 47'808));
+  const auto gib = [&](std::int64_t tokens, std::int64_t chunk) {
+    return double(flash.blocks_at_most(tokens, chunk)) * flash.block.value() / (1 << 30);
+  };
+  // vllm#44376: 30,000 tokens need 6.66 GiB, 5.44 GiB are enough for 13,528.
+  CHECK_THAT(gib(30'000, 16'384), WithinAbs(6.66, .005));
+  CHECK_THAT(gib(13'528, 16'384), WithinAbs(5.44, .005));
+  // vllm#51454: 149.1 GiB hold 20.43 requests of 1,048,576 tokens.
+  CHECK(flash.blocks_at_most(1'048'576, 8192) == 7450);
+  CHECK_THAT(149.1 / gib(1'048'576, 8192), WithinAbs(20.43, .01));
+  // Of a short request that decodes: entries, two windows, tokens whose entry is open.
+  CHECK(flash.blocks_in_step(1019, 1020) == 4 + 2 * 3 + 2 + 17);
+}
+
+TEST_CASE("blocks of latent attention beside states are of whole 64 tokens under vLLM") {
+  ParallelPlan tp8;
+  tp8.tp = 8;
+  const KvLayout k3 = kv_layout(zoo("kimi_k3"), tp8, {}, {.pages_as_states = true});
+  CHECK(k3.block_tokens % 64 == 0);
 }
 
 TEST_CASE(

@@ -348,6 +348,26 @@ TEST_CASE("a config.json may say its length under another name") {
   CHECK(positions({{"max_position_embeddings", 4096}, {"model_max_length", 1 << 20}}) == 4096);
 }
 
+TEST_CASE("a scaling of the rotary embedding lengthens a model as in vLLM") {
+  const auto positions = [](const Json& scaling) {
+    return read_model(
+               config(qwen({{"max_position_embeddings", 8192}, {"rope_scaling", scaling}}).dump()))
+        .max_positions;
+  };
+  const int original = 4096;
+  const auto of_type = [&](const char* type) {
+    return Json{
+        {"rope_type", type}, {"factor", 4.0}, {"original_max_position_embeddings", original}};
+  };
+  CHECK(positions(of_type("yarn")) == 4 * original);
+  // The file gives the length that these were trained for.
+  CHECK(positions(of_type("llama3")) == 8192);
+  CHECK(positions(of_type("longrope")) == 8192);
+  CHECK(positions({{"type", "linear"}, {"factor", 4.0}}) == 4 * 8192);
+  CHECK(positions({{"type", "dynamic"}, {"factor", 2.0}}) == 2 * 8192);
+  CHECK(positions({{"rope_type", "default"}}) == 8192);
+}
+
 TEST_CASE("8-bit integers have no table, and are priced by the data sheet") {
   Json json = zoo_experiment("qwen3_30b_a3b");
   json["precision"] = "int8";

@@ -368,10 +368,10 @@ TEST_CASE("a step that the expert buffers cannot hold is made smaller, and count
   CHECK(cut["memory"]["kv_bytes"].get<double>() > whole["memory"]["kv_bytes"].get<double>());
 }
 
-TEST_CASE("low-latency kernels keep a place for every token at every expert") {
-  // quick.json: 8 ranks of up to 64 decoding sequences, 128 experts, d = 2048; prefill sends 2048
-  // tokens per rank to one place each: 16384 rows, more than 64 * 128 = 8192. With 512 sequences
-  // low latency needs 65536 rows, in and out, in bf16.
+TEST_CASE("low-latency kernels keep a place for every token at every slot") {
+  // quick.json: 8 ranks of up to 64 decoding sequences, 192 slots, d = 2048; prefill sends 2048
+  // tokens per rank to one place each: 16384 rows, in and out, in bf16. Low latency has 4 T E (2 d
+  // + d / 32) bytes.
   const auto buffers = [](const char* dispatch, int sequences) {
     return quick({{"token_routing", {{"decode", "even"}}},
                   {"scheduling", {{"max_num_seqs", sequences}}},
@@ -379,9 +379,19 @@ TEST_CASE("low-latency kernels keep a place for every token at every expert") {
         .decode()
         .memory.buffers;
   };
-  CHECK(buffers("low_latency", 64) == buffers("all_to_all", 64));
-  const Bytes more = buffers("low_latency", 512) - buffers("all_to_all", 512);
-  CHECK(more == Bytes(2.0 * (65536 - 16384) * 2048 * 2));
+  for (const int sequences : {64, 512}) {
+    const Bytes more = buffers("low_latency", sequences) - buffers("all_to_all", sequences);
+    CHECK(more == Bytes(4.0 * sequences * 192 * (2 * 2048 + 64) - 2.0 * 16384 * 2048 * 2));
+  }
+  // As DeepEP allocated for 448 experts of 5,120 values (vllm#57894): 35.55 and 31.94 GiB.
+  const auto deep_ep = dispatches().make(config(R"("low_latency")"));
+  const auto gib = [&](double tokens) {
+    return deep_ep->buffer_rows(tokens, 8, 448) * 2 * 5120 * 2 / (1 << 30);
+  };
+  CHECK_THAT(gib(2048), WithinAbs(35.55, .005));
+  CHECK_THAT(gib(1840), WithinAbs(31.94, .005));
+  CHECK(deep_ep->buffer_limit() < Bytes(gib(2048) * (1 << 30)));
+  CHECK(deep_ep->buffer_limit() > Bytes(gib(1840) * (1 << 30)));
 }
 
 }  // namespace

@@ -1348,7 +1348,8 @@ TEST_CASE("a tier that makes no sense is refused, and the message says where and
              contains("/kv_cache/tiers/0/bandwidth: a tier needs a bandwidth above 0"));
   CHECK_THAT(refused({{{"capacity", "1 GB"}, {"name", "hbm"}}}), contains("tiers/0/name"));
   CHECK_THAT(refused({{{"capacity", "1 GB"}, {"write", "through"}}}),
-             contains("unknown \"through\"; one of: write_through, write_back, live"));
+             contains("unknown \"through\"; did you mean \"write_through\"? one of: write_through, "
+                      "write_back, live"));
   CHECK_THAT(refused({{{"capacity", "1 GB"}, {"size", 3}}}), contains("unknown key \"size\""));
   CHECK_THAT(refused(Json::array({host}), {{"kv_cache", {{"prefix_caching", false}}}}),
              contains("give \"prefix_caching\": true"));

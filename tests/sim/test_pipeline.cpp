@@ -180,5 +180,13 @@ TEST_CASE("what a pipeline is not modelled with is refused by name") {
                       "domains of 8"));
 }
 
+TEST_CASE("ranks that cross into another NVLink domain are refused") {
+  Json cluster = ConfigNode::from_file(source_dir() / "hardware/clusters/h100x16.json").json();
+  cluster.update({{"gpu", "h100"}, {"gpus_per_node", 3}, {"nodes", 2}, {"scale_up_domain", 3}});
+  const Json set{{"cluster", cluster}, {"parallel", {{"dp", 2}, {"tp", 2}, {"ep", 4}}}};
+  CHECK_THAT(config_error([&] { load_tiny(set); }),
+             Contains("ranks of tp = 2 GPUs do not line up with NVLink domains of 3"));
+}
+
 }  // namespace
 }  // namespace moesim::test_pipeline

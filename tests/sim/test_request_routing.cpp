@@ -268,6 +268,19 @@ TEST_CASE("a vllm front end scans from its own start") {
   CHECK(decide(*second, ranks, prompt(1), {}, 1).rank == 3);
 }
 
+TEST_CASE("since 0.26 ties of a vllm front end go to the next rank each time") {
+  std::vector<RankLoad> ranks = ranks_of(std::vector<std::int64_t>(3));
+  const auto rotating = router(R"({"type": "vllm", "rotate_ties": true})", 3);
+  const auto fixed = router(R"({"type": "vllm"})", 3);
+  // What was routed before is forgotten with each publication.
+  for (int publication = 1; publication <= 4; ++publication) {
+    CHECK(decide(*rotating, ranks, prompt(1), {}, publication).rank == (publication - 1) % 3);
+    CHECK(decide(*fixed, ranks, prompt(1), {}, publication).rank == 0);
+  }
+  ranks[0].published_waiting = 1;  // no tie: the least loaded ones
+  CHECK(decide(*rotating, ranks, prompt(1), {}, 5).rank == 1);
+}
+
 TEST_CASE("dynamo_kv counts a block in a tier as three quarters of one in HBM") {
   // 32 blocks: 8 HBM and 24 in the tier leave 32 - 8 - 18 = 6 on rank 0; 25 in HBM leave 7 on
   // rank 1.

@@ -162,7 +162,10 @@ TEST_CASE("waterfill lowers the rows of the busiest rank, and nothing else trave
 }
 
 TEST_CASE("with a message for each expert a shared one that moves is one more") {
-  const Json by_message{{"dispatch", {{"prefill", "low_latency"}}}};
+  // DeepEP's buffers would not hold such steps; no engine, no limit.
+  const Json by_message{{"engine", {{"name", "none"}}},
+                        {"scheduling", {{"max_num_batched_tokens", 2048}}},
+                        {"dispatch", {{"prefill", "low_latency"}}}};
   const StepCost fused = prefill("fused", by_message), filled = prefill("waterfill", by_message);
   // bf16 activations of 7,168 values.
   const auto bytes = [](const Traffic& traffic) {

@@ -179,6 +179,15 @@ TEST_CASE("no table makes experts, attention or links faster than the data sheet
   }
 }
 
+TEST_CASE("a large message over a slow link is bound by the link, a small one by latency") {
+  ClusterSpec cluster;
+  cluster.gpu = with_engine(gpu("l40s"), {"vllm", ""});
+  cluster.gpus_per_node = cluster.scale_up_domain = 8;
+  cluster.nodes = 1;
+  CHECK(Fabric(cluster).all_reduce(4, Bytes(32e6)).bound == Resource::nvlink);
+  CHECK(Fabric(cluster).all_reduce(4, Bytes(1024)).bound == Resource::latency);
+}
+
 TEST_CASE("equal tokens never take less time on more active experts, with tables too") {
   for (const char* engine : {"vllm", "sglang", "trtllm"}) {
     for (const char* name : {"a100_80g", "h200", "b200"}) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 
 #include "sim/dispatch/dispatch.hpp"
 
@@ -36,10 +37,14 @@ class LowLatency final : public Dispatch {
   }
   bool gives_global_counts() const override { return false; }
   bool needs_selections() const override { return true; }
-  // Every expert keeps a place for every token of every rank; a GPU has experts / ranks experts.
-  double buffer_rows(double tokens, double /*ranks*/, double experts) const override {
-    return tokens * experts;
+  // A place for every token of a rank at every slot, to send and to receive, in two buffers that
+  // take turns: 4 T E (2 h + h / 32) bytes, with a scale of four bytes for 128 values (DeepEP,
+  // csrc/config.hpp, LowLatencyLayout). A row is of 2 h bytes, and counts twice.
+  double buffer_rows(double tokens, double /*ranks*/, double slots) const override {
+    return tokens * slots * (2 + 1. / 32);
   }
+  // DeepEP allocates less than 2^35 bytes (vllm#57894).
+  Bytes buffer_limit() const override { return Bytes(std::ldexp(1, 35)); }
 
  private:
   TokenBytes bytes_;
