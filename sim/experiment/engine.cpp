@@ -249,6 +249,23 @@ std::span<const Key> preset_keys() {
   return keys;
 }
 
+// True if a setting only guesses what a checkpoint's own files say: without a recipe one by the
+// precision of experts does.
+bool files_say_more(const ConfigNode& when, const Situation& now) {
+  return now.files_say && now.engine.recipe.empty() && when.json().contains("experts");
+}
+
+// Takes back what a setting says of the precisions that files say.
+void restore_precision(const Json& before, Json& all) {
+  for (const char* key : {"experts", "attention", "ffn", "kv_cache", "activations"}) {
+    if (before.contains(key)) {
+      all["precision"][key] = before[key];
+    } else if (all.contains("precision")) {
+      all["precision"].erase(key);
+    }
+  }
+}
+
 // The preset's settings over those by size.
 Json settings_of(const ConfigNode& preset, const Situation& now, Json all) {
   return read_object(preset, preset_keys, [&](ConfigReader& r) {
@@ -256,8 +273,11 @@ Json settings_of(const ConfigNode& preset, const Situation& now, Json all) {
     for (const ConfigNode& setting : r.child("settings").list()) {
       read_object(setting, setting_keys, [&](ConfigReader& s) {
         s.text("source");
-        const ConfigNode values = s.child("set");
-        if (holds(s.child("when"), now)) set_values(values, now, all);
+        const ConfigNode values = s.child("set"), when = s.child("when");
+        if (!holds(when, now)) return;
+        const Json before = all.value("precision", Json::object());
+        set_values(values, now, all);
+        if (files_say_more(when, now)) restore_precision(before, all);
       });
     }
     return all;
@@ -364,10 +384,6 @@ ConfigNode with_preset(const ConfigNode& experiment) {
     if (now.model.starts_with(model.get<std::string>())) now.sizes.vision_layers = 0;
   Json preset =
       settings_of(file, now, engine->by_size ? engine->by_size(now.sizes) : Json::object());
-  // Without a recipe the preset only guesses what a checkpoint's own files say.
-  if (now.files_say && now.engine.recipe.empty() && preset.contains("precision"))
-    for (const char* key : {"experts", "attention", "ffn", "kv_cache", "activations"})
-      preset["precision"].erase(key);
   // Two keys for one share: the experiment's own holds.
   constexpr std::pair<const char*, const char*> shares[] = {
       {"gpu_memory_utilization", "free_gpu_memory_fraction"},

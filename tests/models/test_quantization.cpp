@@ -887,6 +887,33 @@ TEST_CASE("Ling and Step count their shared experts and dense layers as they wri
              EndsWith("/moe_topk/1: layers that differ are not modelled; 2 is expected"));
 }
 
+TEST_CASE("an engine's own KV cache stays where files say weights alone: logged bytes of a token") {
+  const auto file = shared_dir() / "data" / "models" / "deepseek-ai--DeepSeek-V3.2" / "config.json";
+  if (!std::filesystem::exists(file)) {
+    WARN("skipped: ../shared/data/models is absent");
+    return;
+  }
+  const auto bytes = [&](const Json& engine, const Json& more) {
+    Json json = zoo_experiment("deepseek_v3_2");
+    json.erase("precision");
+    json["model"] = file.string();
+    json["cluster"] = "b200x8";
+    json["parallel"] = {{"dp", 8}, {"tp", 1}, {"ep", 8}};
+    json["engine"] = engine;
+    json.merge_patch(more);
+    const ExperimentSpec spec = read_spec(config(json.dump()));
+    const PoolSpec& pool = spec.pools.front();
+    return kv_bytes_per_token(pool.model, pool.parallel, pool.precision).value();
+  };
+  // sglang#11309: 975,424 tokens in 43.67 GB; later releases have no scales in a row.
+  CHECK(bytes({{"name", "sglang"}, {"version", "0.5.3"}}, Json::object()) == 61 * (656 + 132));
+  CHECK(bytes("sglang", Json::object()) == 61 * (576 + 132));
+  // TensorRT-LLM#12683: (kv_lora + rope) x 1 and 132 of index keys.
+  CHECK(bytes("trtllm", {{"precision", {{"kv_cache", "fp8"}}}}) == 61 * (576 + 132));
+  // Where nothing says otherwise, the KV cache is as the activations were.
+  CHECK(bytes("vllm", Json::object()) == 61 * (2 * 576 + 132));
+}
+
 TEST_CASE("forty config.json of this year are read with their precisions") {
   const auto folder = shared_dir() / "data" / "models";
   if (!std::filesystem::exists(folder)) {

@@ -10,7 +10,7 @@ namespace moesim {
 
 namespace {
 
-// Of the drafts that the trials allow, those that are worth their experts. A draft adds tokens in
+// Drafts, within the count that the trials allow, that are worth their experts. A draft adds tokens in
 // the mean, and experts to the busiest GPU of each layer:
 //   verify draft d of a sequence if  a_1 a_2 .. a_d >  (sum over layers of what the largest count
 //   of active experts on a GPU grows by) x read time of an expert / time of a step per token
@@ -70,7 +70,7 @@ class ByExperts final : public DraftChoice {
     }
   }
 
-  // What a row's experts add to the largest counts, over all layers.
+  // Returns what a row's experts add to the largest counts, over all layers.
   std::int64_t growth(const DraftExperts& experts, std::int64_t row) {
     const std::int64_t grown = add(experts, row);
     for (; !added_.empty(); added_.pop_back()) {

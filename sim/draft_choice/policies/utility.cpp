@@ -7,7 +7,7 @@ namespace moesim {
 
 namespace {
 
-// As many drafts of every sequence as the trials say.
+// Verifies as many drafts of every sequence as the trials say.
 class Utility final : public DraftChoice {
  public:
   explicit Utility(ConfigReader& options) : trials_(options) {}
