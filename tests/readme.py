@@ -23,7 +23,7 @@ LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 
         "plan --model deepseek_v3 --cluster gb200_nvl72 ", "reproduce deployments_decode ",
         "tune configs/tune_quick.json", "calibrate --families ", "sensitivity configs/quick_rivals_sweep.json",
         "sensitivity configs/metro_deepseek_v3_rivals_sweep.json", "sensitivity configs/quick.json",
-        "sweep configs/study_insurance_sweep.json ", "sweep configs/study_drafts_sweep.json ", "sweep configs/energy_deepseek_v3_sweep.json ",
+        "sweep configs/study_insurance_sweep.json ", "sweep configs/study_drafts_sweep.json ", "sweep configs/draft_choice_sweep.json ", "sweep configs/energy_deepseek_v3_sweep.json ",
         "sweep configs/layouts_sweep.json ", "run configs/quick.json --intervals")
 PATIENCE_S = 3
 SECOND_CTRL_C_S = 2

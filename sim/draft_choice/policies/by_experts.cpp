@@ -10,8 +10,8 @@ namespace moesim {
 
 namespace {
 
-// Drafts, within the count that the trials allow, that are worth their experts. A draft adds tokens in
-// the mean, and experts to the busiest GPU of each layer:
+// Drafts, within the count that the trials allow, that are worth their experts. A draft adds tokens
+// in the mean, and experts to the busiest GPU of each layer:
 //   verify draft d of a sequence if  a_1 a_2 .. a_d >  (sum over layers of what the largest count
 //   of active experts on a GPU grows by) x read time of an expert / time of a step per token
 // a_i: chance of draft i. The last factor is that of the last step that only decoded. Drafts are
