@@ -594,6 +594,22 @@ TEST_CASE("cut layers that take as long as whole ones are left out, the whole on
   CHECK(kind_of(tables, "w4a16_mxfp4").left_out() == 26);
 }
 
+TEST_CASE("so are cut layers that take as long as whole ones for prompts alone") {
+  const TemporaryFolder folder;
+  {
+    std::ofstream out = table(folder.path() / "raw/vllm-1.0", "experts.csv", experts_head);
+    for (const auto& [width, ep] : {std::pair{2880, 1}, {2880, 8}, {1440, 1}, {1440, 8}}) {
+      for (int tokens = 1; tokens <= 16384; tokens *= 2) {
+        const double active = std::max(1.0, std::min(128.0, 4.0 * tokens) / ep);
+        out << fmt::format("bfloat16,all_tokens,2880,{},4,128,1,{},{},balanced,{}\n", width, ep,
+                           tokens, 20 + active * 3 * 2880 * width * 2 / 2e6 + 3 * tokens);
+      }
+    }
+  }
+  const auto tables = calibrated(folder, gpu("h200"));
+  CHECK(kind_of(tables, "bfloat16").unlawful[at(TableLaw::cut)] == 2 * 15);
+}
+
 TEST_CASE("kernels that take longer for four bits than for sixteen are left out whole") {
   const TemporaryFolder folder;
   write_experts(

@@ -46,28 +46,44 @@ std::map<std::pair<std::string, std::string>, Indices> by_kernel(std::span<const
   return kernels;
 }
 
+/// Times of a shape at equal tokens, whole and cut; rows differ by how tokens were drawn.
+struct WholeAndCut {
+  std::vector<double> whole, cut;
+};
+
+double least(const std::vector<double>& times) { return std::ranges::min(times); }
+double middle(const std::vector<double>& times) { return median(times); }
+
+/// True if a kernel's layers that are cut over eight ranks take `most` of the uncut ones' time, or
+/// more, in the median over calls of `first` to `last` tokens. `of_draws` says which of a cut
+/// layer's times count, which differ by how many rows its rank got.
+bool takes_as_long(const MeasuredTable& table, std::span<const LawRow> rows, const Indices& kernel,
+                   double first, double last, double (*of_draws)(const std::vector<double>&),
+                   double most) {
+  constexpr double ranks = 8;
+  std::map<std::pair<Coordinates, double>, WholeAndCut> calls;
+  for (const std::size_t i : kernel) {
+    const double tokens = tokens_of(table, rows[i]);
+    if (tokens < first - 0.5 || tokens > last + 0.5) continue;
+    WholeAndCut& times = calls[{on(table, TableAxis::by_shape, rows[i]), tokens}];
+    if (rows[i].cut == 1) times.whole.push_back(rows[i].sample.us);
+    if (rows[i].cut == ranks) times.cut.push_back(rows[i].sample.us);
+  }
+  std::vector<double> ratios;
+  for (const auto& [call, times] : calls)
+    if (!times.whole.empty() && !times.cut.empty())
+      ratios.push_back(of_draws(times.cut) / median(times.whole));
+  return ratios.size() >= enough && median(std::move(ratios)) >= most;
+}
+
 /// Rows of cut layers of kernels that take as long as uncut.
 Indices not_cut(const MeasuredTable& table, std::span<const LawRow> rows) {
-  constexpr double ranks = 8, most = 0.9;
+  constexpr double many = 2048, most_tokens = 16384;
   Indices broken;
   for (const auto& [name, kernel] : by_kernel(rows)) {
-    // Times of a shape at equal tokens, whole and cut; rows differ by how tokens were drawn.
-    struct Times {
-      std::vector<double> whole, cut;
-    };
-    std::map<std::pair<Coordinates, double>, Times> calls;
-    for (const std::size_t i : kernel) {
-      const double tokens = tokens_of(table, rows[i]);
-      if (tokens > few_tokens + 0.5) continue;
-      Times& times = calls[{on(table, TableAxis::by_shape, rows[i]), tokens}];
-      if (rows[i].cut == 1) times.whole.push_back(rows[i].sample.us);
-      if (rows[i].cut == ranks) times.cut.push_back(rows[i].sample.us);
-    }
-    std::vector<double> ratios;
-    for (const auto& [call, times] : calls)
-      if (!times.whole.empty() && !times.cut.empty())
-        ratios.push_back(median(times.cut) / median(times.whole));
-    if (ratios.size() < enough || median(std::move(ratios)) < most) continue;
+    if (!takes_as_long(table, rows, kernel, 0, few_tokens, middle, 0.9) &&
+        !takes_as_long(table, rows, kernel, many, most_tokens, least, 0.8))
+      continue;
     for (const std::size_t i : kernel)
       if (rows[i].cut > 1) broken.push_back(i);
   }

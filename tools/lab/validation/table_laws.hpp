@@ -13,9 +13,9 @@ namespace moesim {
 /// Laws that times of expert layers obey, whatever the kernel. A row that breaks one timed
 /// something else than what it says.
 enum class TableLaw {
-  /// An expert layer that is cut over eight ranks takes less than .9 of the uncut layer's time, up
-  /// to 64 tokens. A kernel that breaks it measured all experts on one rank: rows of cut layers say
-  /// nothing.
+  /// An expert layer that is cut over eight ranks takes less than .9 of the uncut layer's time up
+  /// to 64 tokens, and less than .8 of it from 2,048 on. A kernel that breaks it measured all
+  /// experts, or all tokens, on one rank: rows of cut layers say nothing.
   cut,
   /// Up to 64 tokens an expert layer of narrow weights takes no longer than 1.25 times the layer in
   /// bf16, which reads twice the bytes or more.
