@@ -54,9 +54,9 @@ struct WholeAndCut {
 double least(const std::vector<double>& times) { return std::ranges::min(times); }
 double middle(const std::vector<double>& times) { return median(times); }
 
-/// True if a kernel's layers that are cut over eight ranks take `most` of the uncut ones' time, or
-/// more, in the median over calls of `first` to `last` tokens. `of_draws` says which of a cut
-/// layer's times count, which differ by how many rows its rank got.
+/// True if a kernel's layers take `most` of the time or more when cut over eight ranks. That is the
+/// median over calls of `first` to `last` tokens. `of_draws` says which of a cut layer's times
+/// count. They differ by how many rows its rank got.
 bool takes_as_long(const MeasuredTable& table, std::span<const LawRow> rows, const Indices& kernel,
                    double first, double last, double (*of_draws)(const std::vector<double>&),
                    double most) {
