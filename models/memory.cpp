@@ -134,8 +134,8 @@ namespace {
 // tuple of pages for as many layers: of entries for 4 tokens each, their index keys, and entries
 // for 128 tokens. All groups draw such blocks. One is of the entries, others of all layers'
 // windows, and one of tokens whose entry is open, for each size of entry.
-void lay_out_compressed(const MoeModel& model, const ParallelPlan& plan,
-                        const PrecisionPlan& precision, KvLayout& layout) {
+KvLayout compressed_layout(const MoeModel& model, const ParallelPlan& plan,
+                           const PrecisionPlan& precision) {
   constexpr int tokens = 256, window_block = 64, open_block_if_thinned = 4, open_block = 8;
   const auto page = [](double bytes) {
     constexpr double alignment = 576;
@@ -161,10 +161,10 @@ void lay_out_compressed(const MoeModel& model, const ParallelPlan& plan,
   const double groups = std::max(1.0, std::round(windows / most));
   const double tuple = std::max(most, std::ceil(windows / groups));
   const int layers = static_cast<int>(tuple);
-  layout.block_tokens = tokens;
-  layout.block = Bytes(of_a_stage(tuple, plan) * pages);
-  layout.state_blocks = 0;
-  layout.groups.assign(1, {.layers = layers, .block_tokens = tokens});
+  KvLayout layout{.block_tokens = tokens,
+                  .block = Bytes(of_a_stage(tuple, plan) * pages),
+                  .pieces = kept_by_stage(model, plan, precision, &Kept::pieces),
+                  .groups = {{.layers = layers, .block_tokens = tokens}}};
   for (double i = 0; i < groups; ++i) {
     layout.groups.push_back(
         {.layers = layers, .window = static_cast<int>(window), .block_tokens = window_block});
@@ -174,12 +174,12 @@ void lay_out_compressed(const MoeModel& model, const ParallelPlan& plan,
                              .window = kind.thinned ? 2 * ratio : ratio,
                              .block_tokens = kind.thinned ? open_block_if_thinned : open_block});
   }
+  return layout;
 }
 
-}  // namespace
-
-KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
-                   const KvPaging& paging) {
+// Returns the layout of all other models, and of other engines.
+KvLayout layer_layout(const MoeModel& model, const ParallelPlan& plan,
+                      const PrecisionPlan& precision, const KvPaging& paging) {
   const LayerSpec& unit = unit_layer(model);
   const bool windows_apart = paging.window_ratio > 0 && unit.mixer->sight().window == 0;
   std::map<std::pair<int, bool>, double> layers_of_kind;
@@ -243,12 +243,21 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
   layout.state_blocks =
       static_cast<std::int64_t>(std::ceil(shared / layout.block.value()) +
                                 (in_pages ? std::ceil(double(states.layers) / group_layers) : 0));
-  layout.steps_in_flight =
-      paging.steps_in_flight > 1 ? paging.steps_in_flight + plan.pp - 1 : paging.steps_in_flight;
+  return layout;
+}
+
+}  // namespace
+
+KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
+                   const KvPaging& paging) {
   const bool compressed = std::ranges::any_of(model.layers, [&](const LayerSpec& layer) {
     return kept(layer, plan, precision).tokens_of_entry > 1;
   });
-  if (compressed && paging.pages_as_states) lay_out_compressed(model, plan, precision, layout);
+  KvLayout layout = compressed && paging.pages_as_states
+                        ? compressed_layout(model, plan, precision)
+                        : layer_layout(model, plan, precision, paging);
+  layout.steps_in_flight =
+      paging.steps_in_flight > 1 ? paging.steps_in_flight + plan.pp - 1 : paging.steps_in_flight;
   return layout;
 }
 

@@ -107,6 +107,7 @@ int hf_max_positions(ConfigReader& r) {
     const double original = number("original_max_position_embeddings");
     const double scaled = number("factor") * (original > 0 ? original : longest);
     if (scaled < 1e9) longest = static_cast<int>(scaled);
+    break;  // where a file has both keys, they say the same
   }
   return longest;
 }

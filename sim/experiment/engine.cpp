@@ -275,9 +275,10 @@ Json settings_of(const ConfigNode& preset, const Situation& now, Json all) {
         s.text("source");
         const ConfigNode values = s.child("set"), when = s.child("when");
         if (!holds(when, now)) return;
+        if (!files_say_more(when, now)) return set_values(values, now, all);
         const Json before = all.value("precision", Json::object());
         set_values(values, now, all);
-        if (files_say_more(when, now)) restore_precision(before, all);
+        restore_precision(before, all);
       });
     }
     return all;

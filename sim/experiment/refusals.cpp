@@ -66,15 +66,17 @@ void refuse(ConfigReader& reader, const PoolSpec& e, std::string_view with,
   }
 }
 
+// GPUs of a part of the group are in one NVLink domain, or in whole ones.
+void check_lines_up(ConfigReader& reader, const PoolSpec& e, std::string_view parts, int gpus) {
+  const int domain = e.cluster.scale_up_domain;
+  if (domain % gpus == 0 || gpus % domain == 0) return;
+  reader.child("parallel")
+      .fail("{} = {} GPUs do not line up with NVLink domains of {}; one must divide the other",
+            parts, gpus, domain);
+}
+
 void check_pipeline(ConfigReader& reader, const PoolSpec& e) {
-  const int domain = e.cluster.scale_up_domain, stage = e.parallel.stage_gpus();
-  if (domain % stage != 0 && stage % domain != 0) {
-    reader.child("parallel")
-        .fail(
-            "pipeline stages of dp * tp = {} GPUs do not line up with NVLink domains "
-            "of {}; one must divide the other",
-            stage, domain);
-  }
+  check_lines_up(reader, e, "pipeline stages of dp * tp", e.parallel.stage_gpus());
   refuse(reader, e, fmt::format("pp {}", e.parallel.pp),
          {feature::two_batch, feature::expert_memory, feature::drafts, feature::rebalancing});
 }
@@ -149,14 +151,7 @@ void check_cut_experts(ConfigReader& reader, const PoolSpec& e) {
 // A kernel that writes into other GPUs' memory reaches those of its NVLink domain.
 void check_domain(ConfigReader& reader, const PoolSpec& e) {
   const int gpus = e.parallel.stage_gpus(), domain = e.cluster.scale_up_domain;
-  const int tp = e.parallel.tp;
-  if (gpus > domain && domain % tp != 0 && tp % domain != 0) {
-    reader.child("parallel")
-        .fail(
-            "ranks of tp = {} GPUs do not line up with NVLink domains of {}; one must divide the "
-            "other",
-            tp, domain);
-  }
+  if (gpus > domain) check_lines_up(reader, e, "ranks of tp", e.parallel.tp);
   if (!e.parallel.exchanges() || gpus <= domain) return;
   for (const PhaseSpec& phase : e.phases) {
     if (phase.dispatch->within_nvlink())

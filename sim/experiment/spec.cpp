@@ -259,8 +259,8 @@ void remark_on_engine(std::string_view name, PoolSpec& spec) {
   });
 }
 
-// Remarks that steps without a graph are as fast where nothing says what their launches take.
-// Of links between GPUs that are no faster than those to their hosts, where nothing is measured.
+// Remarks on links between GPUs that are no faster than those to their hosts, where nothing is
+// measured.
 void remark_on_links(PoolSpec& spec) {
   const GpuSpec& gpu = spec.cluster.gpu;
   const bool several = std::min(spec.parallel.gpus(), spec.cluster.scale_up_domain) > 1;
@@ -270,6 +270,7 @@ void remark_on_links(PoolSpec& spec) {
       "measured GPU without NVLink as the GPU's \"sibling\"");
 }
 
+// Remarks that a layer drafts which the model's files do not name.
 void remark_on_drafts(PoolSpec& spec) {
   if (!spec.speculation.has_module() || spec.model.draft_layers > 0) return;
   spec.remarks.push_back(fmt::format(
@@ -278,6 +279,7 @@ void remark_on_drafts(PoolSpec& spec) {
       spec.model.name));
 }
 
+// Remarks that steps without a graph are as fast where nothing says what their launches take.
 void remark_on_graphs(PoolSpec& spec) {
   if (spec.graph_sizes.size() > 1 || spec.charges.eager_launch > Seconds{}) return;
   spec.remarks.push_back(

@@ -366,6 +366,11 @@ TEST_CASE("a scaling of the rotary embedding lengthens a model as in vLLM") {
   CHECK(positions({{"type", "linear"}, {"factor", 4.0}}) == 4 * 8192);
   CHECK(positions({{"type", "dynamic"}, {"factor", 2.0}}) == 2 * 8192);
   CHECK(positions({{"rope_type", "default"}}) == 8192);
+  // Under both names it is one scaling.
+  const Json linear{{"rope_type", "linear"}, {"factor", 4.0}};
+  const Json twice{
+      {"max_position_embeddings", 8192}, {"rope_scaling", linear}, {"rope_parameters", linear}};
+  CHECK(read_model(config(qwen(twice).dump())).max_positions == 4 * 8192);
 }
 
 TEST_CASE("8-bit integers have no table, and are priced by the data sheet") {

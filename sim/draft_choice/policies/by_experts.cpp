@@ -39,12 +39,10 @@ class ByExperts final : public DraftChoice {
       chance *= group.acceptance[at(d)];
       for (std::size_t s = 0; s < drafts.size(); ++s) {
         if (drafts[s] <= d) continue;
-        const std::int64_t row = experts.rows[s * rows_each + at(d) + 1];
-        if (chance > tokens_of_an_expert * static_cast<double>(growth(experts, row))) {
-          add(experts, row);
-        } else {
-          drafts[s] = d;
-        }
+        const std::int64_t grown = add(experts, experts.rows[s * rows_each + at(d) + 1]);
+        if (chance > tokens_of_an_expert * static_cast<double>(grown)) continue;
+        take_back();
+        drafts[s] = d;
       }
     }
   }
@@ -70,9 +68,8 @@ class ByExperts final : public DraftChoice {
     }
   }
 
-  // Returns what a row's experts add to the largest counts, over all layers.
-  std::int64_t growth(const DraftExperts& experts, std::int64_t row) {
-    const std::int64_t grown = add(experts, row);
+  // Undoes the last add().
+  void take_back() {
     for (; !added_.empty(); added_.pop_back()) {
       const Added& last = added_.back();
       Layer& layer = layers_[last.layer];
@@ -80,10 +77,9 @@ class ByExperts final : public DraftChoice {
       --layer.of_gpu[last.gpu];
       layer.most = last.most_before;
     }
-    return grown;
   }
 
-  // Activates a row's experts; returns what the largest counts grow by.
+  // Activates a row's experts; returns what the largest counts grow by, over all layers.
   std::int64_t add(const DraftExperts& experts, std::int64_t row) {
     std::int64_t grown = 0;
     added_.clear();
