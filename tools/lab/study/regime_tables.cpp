@@ -90,13 +90,15 @@ std::string map_text(const RegimeStudy& study, const std::vector<RegimeCell>& ce
                                   named(study, best)};
     if (tells_exchange) line.push_back(study.exchanges[best.place.exchange].first);
     const SampledGain gain = worlds.percent(best.steps(), cell.reference->steps());
-    const std::optional<SampledGain> of_metro =
-        cell.metro ? std::optional(worlds.percent(best.steps(), cell.metro->steps()))
-                   : std::nullopt;
+    std::string change_of_metro = "-", p_of_metro = "-";
+    if (cell.metro != nullptr) {
+      const SampledGain of_metro = worlds.percent(best.steps(), cell.metro->steps());
+      change_of_metro = fmt::format("{:+.1f}", of_metro.change);
+      p_of_metro = fmt::format("{:.2f}", of_metro.p_less);
+    }
     for (const std::string& value :
          {fmt::format("{:+.1f}", gain.change), interval(gain), fmt::format("{:.2f}", gain.p_less),
-          of_metro ? fmt::format("{:+.1f}", of_metro->change) : "-",
-          of_metro ? fmt::format("{:.2f}", of_metro->p_less) : "-",
+          change_of_metro, p_of_metro,
           fmt::format("{:+.1f}", percent_of(best.read_mb, cell.reference->read_mb)),
           fmt::format("{:+.1f}", kv_change(best, *cell.reference)), named(study, *cell.cheapest)})
       line.push_back(value);
@@ -258,22 +260,23 @@ std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& r
 
 namespace {
 
-// A policy's step against the reference's over x, at its best ratio and exchange for each.
-std::string series_of(const std::vector<RegimeCell>& cells, const std::vector<RegimeRow>& rows,
-                      const Panel& panel, std::size_t policy) {
-  std::map<double, double> best;
+// A policy's step against the reference's over x, at its best ratio and exchange for each, and P
+// that the step is shorter.
+std::string series_of(const Worlds& worlds, const std::vector<RegimeCell>& cells,
+                      const std::vector<RegimeRow>& rows, const Panel& panel, std::size_t policy) {
+  std::string places;
   for (const RegimeCell& cell : cells) {
     if (!panel.has(*cell.fastest)) continue;
+    const RegimeRow* best = nullptr;
     for (const RegimeRow& row : rows) {
       if (!panel.has(row) || row.batch != cell.fastest->batch || row.place.policy != policy)
         continue;
-      const double percent = percent_of(row.ms, cell.reference->ms);
-      const auto [known, is_new] = best.emplace(row.x, percent);
-      if (!is_new) known->second = std::min(known->second, percent);
+      if (best == nullptr || mean_of(row.ms) < mean_of(best->ms)) best = &row;
     }
+    if (best == nullptr) continue;
+    const SampledGain gain = worlds.percent(best->steps(), cell.reference->steps());
+    places += fmt::format("{} {} {}\n", best->x, gain.change, gain.p_less);
   }
-  std::string places;
-  for (const auto& [x, percent] : best) places += fmt::format("{} {}\n", x, percent);
   return places;
 }
 
@@ -297,6 +300,7 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
   plot_terminal(file);  // refuses other endings
   require_writable(file);
   const std::vector<RegimeCell> cells = regime_map(study, rows);
+  const Worlds worlds = worlds_of(study);
   const std::size_t policies = study.policies.size();
   std::string data, titles, names, keys;
   std::vector<std::string> panels;
@@ -306,19 +310,27 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
                         line_style(i, i, policies), i + 1);
     names += plot_heading(explained(study.policies[i].first, study.policies[i].second)) + " ";
   }
+  const std::string white = "with points pt 7 ps 0.3 lc rgb 'white'";
+  keys +=
+      ", NaN with points pt 6 ps 0.6 lc rgb 'black' title 'white inside: P of a shorter step "
+      "between .05 and .95'";
   for (const Panel& panel : panels_of(study)) {
-    std::string plot;
+    std::string plot, unsure;
     for (std::size_t i = 0; i < policies; ++i) {
-      const std::string places = series_of(cells, rows, panel, i);
+      const std::string places = series_of(worlds, cells, rows, panel, i);
       if (places.empty()) continue;
       data += fmt::format("{}\n\n", places);
       plot += fmt::format("{} ARG1 index {} using 1:2 {} ps 0.6 lw 1.5 notitle",
-                          plot.empty() ? "plot" : ",", index++, line_style(i, i, policies));
+                          plot.empty() ? "plot" : ",", index, line_style(i, i, policies));
+      if (i > 0)  // the reference is neither shorter nor longer than itself
+        unsure += fmt::format(
+            ", ARG1 index {} using 1:($3 > .05 && $3 < .95 ? $2 : NaN) {} notitle", index, white);
+      ++index;
     }
     if (plot.empty()) continue;
     titles += plot_heading(heading_of(study, panel)) + " ";
-    panels.push_back(fmt::format("set title word(ARG4, {}) noenhanced offset 0,-.5\n{}{}\n",
-                                 panels.size() + 1, plot, panels.empty() ? keys : ""));
+    panels.push_back(fmt::format("set title word(ARG4, {}) noenhanced offset 0,-.5\n{}{}{}\n",
+                                 panels.size() + 1, plot, unsure, panels.empty() ? keys : ""));
   }
   // All panels share the legend below them, and the range of both axes.
   constexpr int line_height = 21, panel_height = 600;
@@ -330,7 +342,7 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
   for (int i = 0; i < drawn; ++i)
     drawing += fmt::format("set xlabel {}\nset ylabel {}\n{}", i + columns < drawn ? "''" : "ARG2",
                            i % columns > 0 ? "''" : "ARG3", panels[at(i)]);
-  const std::size_t key_lines = (policies + 1) / 2;
+  const std::size_t key_lines = (policies + 2) / 2;  // one more says what white is
   const double height = panel_height * std::max(1.0, smallest_panel * lines);
   const double bottom = line_height * double(key_lines + 4) / height;
   const std::string script = fmt::format(
