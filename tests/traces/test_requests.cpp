@@ -478,6 +478,13 @@ TEST_CASE("a malformed row is refused with its line number") {
       R"({"timestamp": 1, "input_length": 513, "output_length": 3, "hash_ids": [4]})");
   CHECK_THAT(config_error([&] { read_request_trace(ids.path()); }),
              Contains(":1: \"hash_ids\" are not 2 ids"));
+  // Ids may be of fewer tokens than 512, by what the first line has.
+  const TemporaryFile of_64(
+      "requests.txt",
+      R"({"timestamp": 1, "input_length": 129, "output_length": 3, "hash_ids": [4, 5, 6]}
+{"timestamp": 2, "input_length": 64, "output_length": 3, "hash_ids": [4, 5]})");
+  CHECK_THAT(config_error([&] { read_request_trace(of_64.path()); }),
+             Contains(":2: \"hash_ids\" are not 1 ids, one for each 64 tokens"));
   const TemporaryFile other("requests.txt", "a,b,c\n1,2,3\n");
   CHECK_THAT(config_error([&] { read_request_trace(other.path()); }),
              Contains(":1: is not a request trace"));

@@ -402,6 +402,20 @@ class FirstLine {
   bool is_bailian() const {
     return has_lengths_of(bailian) && has(bailian_rows.session) && has(bailian_rows.parent);
   }
+  /// Tokens that one of its hash_ids covers: 512, or else the power of two that their number fits.
+  std::int32_t id_block_tokens(const Format& format) const {
+    constexpr std::int32_t usual = 512, longest = 1 << 20;
+    const auto ids = object_.is_object() ? object_.find("hash_ids") : object_.end();
+    const std::string prompt(format.prompt_tokens);
+    if (ids == object_.end() || !object_[prompt].is_number_integer()) return usual;
+    const auto tokens = object_[prompt].get<std::int64_t>();
+    const auto fits = [&](std::int64_t block) {
+      return ids->size() > 1 && (tokens + block - 1) / block == static_cast<std::int64_t>(ids->size());
+    };
+    std::int32_t block = 1;
+    while (!fits(usual) && !fits(block) && block < longest) block *= 2;
+    return !fits(usual) && fits(block) ? block : usual;
+  }
   RowReader reader(const Format& format, const Rows& rows) const {
     return encoding() == Encoding::csv ? csv_reader(format, rows, line_)
                                        : json_reader(format, rows);
@@ -467,7 +481,8 @@ RowReader recognise_format(std::string_view first_line) {
           session);
   }
   for (const Format& format : formats) {
-    if (line.has_lengths_of(format) && line.has(format.time)) return line.reader(format, {});
+    if (line.has_lengths_of(format) && line.has(format.time))
+      return line.reader(format, {.id_block_tokens = line.id_block_tokens(format)});
   }
   refuse_format();
 }
