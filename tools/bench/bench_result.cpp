@@ -433,10 +433,18 @@ BenchRun of_genai_perf(const std::string& where, const Json& result) {
   if (number(result, "/input_config/input/conversation/turn/mean").value_or(1) > 1)
     remark(run,
            "requests were turns of conversations; they are simulated as requests of their own");
-  if (first_of(result, {"/input_config/input/prompt/prefix_prompt/length",
-                        "/input_config/input/prefix_prompt/length"})
-          .value_or(0) > 0)
-    remark_prefixes(run, "prefix_prompt");
+  for (const char* at :
+       {"/input_config/input/prompt/prefix_prompt", "/input_config/input/prefix_prompt"}) {
+    const bool shares = std::ranges::any_of(
+        std::array{"length", "shared_system_prompt_length", "user_context_prompt_length"},
+        [&](const char* key) {
+          return number(result, fmt::format("{}/{}", at, key)).value_or(0) > 0;
+        });
+    if (shares) remark_prefixes(run, "prefix_prompt");
+  }
+  const Json* const dataset = find_value(result, "/input_config/input/custom_dataset_type");
+  if (dataset != nullptr && (*dataset == "mooncake_trace" || *dataset == "multi_turn"))
+    remark_prefixes(run, "custom_dataset_type");
   for (const auto& [key, what] :
        {std::pair{"input_sequence_length", "prompts"}, {"output_sequence_length", "outputs"}}) {
     const auto least = number(result, fmt::format("/{}/min", key)),
