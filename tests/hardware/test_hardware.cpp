@@ -505,8 +505,9 @@ TEST_CASE("an all-reduce moves 2(n-1)/n of its bytes through every GPU") {
   const Fabric fabric(round_cluster());
   CHECK_THAT(us(fabric.all_reduce(4, Bytes(8e6)).time), WithinRel(248.0, 1e-9));
   // Two domains: each NIC carries its quarter of the domain's sum there and back: 2 * 1/2 * 2 MB at
-  // 10 GB/s = 200 us; NVLink 2 * (7 MB - 1 MB) / 50 GB/s = 240 us; 8 + 2 * 20 us.
-  CHECK_THAT(us(fabric.all_reduce(8, Bytes(8e6)).time), WithinRel(288.0, 1e-9));
+  // 10 GB/s = 200 us; NVLink 2 * (7 MB - 1 MB) / 50 GB/s = 240 us; 8 us,
+  // 2 * 20 us of the network, and 2 * 20 us of the thread that sends for NCCL.
+  CHECK_THAT(us(fabric.all_reduce(8, Bytes(8e6)).time), WithinRel(328.0, 1e-9));
 }
 
 TEST_CASE("an all-to-all is as slow as its busiest rank on its slowest level") {
