@@ -24,7 +24,8 @@ std::size_t cache_aware_choice(const CacheAwareLimits& limits,
   if (imbalanced) return index(requests, std::ranges::min_element(requests));
   const auto best = std::ranges::max_element(match);
   if (*best > limits.cache_threshold) return index(match, best);
-  return index(tree, std::ranges::min_element(tree));
+  const std::span<const std::int64_t> least = limits.miss_by_load ? requests : tree;
+  return index(least, std::ranges::min_element(least));
 }
 
 std::vector<double> dynamo_probabilities(std::span<const double> logits, double temperature) {

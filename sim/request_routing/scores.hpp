@@ -19,6 +19,7 @@ struct CacheAwareLimits {
   double cache_threshold = .3;
   std::int64_t absolute = 64;
   double relative = 1.5;
+  bool miss_by_load = false;  ///< without such a match: the shortest queue, not the smallest tree
 };
 std::size_t cache_aware_choice(const CacheAwareLimits&, std::span<const std::int64_t> requests,
                                std::span<const double> match, std::span<const std::int64_t> tree);

@@ -382,6 +382,15 @@ TEST_CASE("dynamo_kv weighs uncached prompt blocks against blocks in use: known 
     ++count[static_cast<std::size_t>(decide(*soft, ranks, request).rank)];
   for (std::size_t g = 0; g < 3; ++g)
     CHECK_THAT(count[g] / 3000.0, WithinAbs(o["softmax"]["w=1,T=0.5"][g].get<double>(), .03));
+  // Ties are drawn (dynamo#9516).
+  const auto plain = router(R"({"type": "dynamo_kv"})", 3);
+  const std::vector<CacheHit> misses(3);
+  request.hits = misses;
+  std::vector<int> drawn(3);
+  for (int i = 0; i < 300; ++i)
+    ++drawn[static_cast<std::size_t>(
+        decide(*plain, ranks_of(std::vector<std::int64_t>(3)), request).rank)];
+  for (const int times : drawn) CHECK(times > 60);
 }
 
 TEST_CASE("joint costs a rank by its cache hits, locality and load: known answers") {
@@ -420,6 +429,11 @@ TEST_CASE("cache_aware follows the longest match unless loads are apart: known a
                              c["match"].get<std::vector<double>>(),
                              c["tree"].get<std::vector<std::int64_t>>()) == c["pick"]);
   }
+  // Queues of 3, 1 and 2 requests; nothing matches, and the first tree is the smallest.
+  const std::vector<std::int64_t> requests{3, 1, 2}, trees{0, 9, 9};
+  const std::vector<double> none(3, 0.);
+  CHECK(cache_aware_choice({}, requests, none, trees) == 0);
+  CHECK(cache_aware_choice({.miss_by_load = true}, requests, none, trees) == 1);
 }
 
 TEST_CASE("least_kv picks the rank that adds least to the spread of loads: known answers") {

@@ -44,6 +44,7 @@ class CacheAware final : public OneByOneRouter {
     limits_.cache_threshold = options.number("cache_threshold");
     limits_.absolute = options.integer("balance_abs_threshold");
     limits_.relative = options.number("balance_rel_threshold");
+    limits_.miss_by_load = options.flag("miss_by_load");
     const auto tokens = options.integer("max_tree_tokens");
     sent_.assign(at(context.ranks), SentPrefixes(at(tokens / context.block_tokens)));
   }
@@ -81,6 +82,8 @@ std::span<const Key> cache_aware_router_keys() {
       {"balance_abs_threshold", form::integer(non_negative), "64", "requests, and ..."},
       {"balance_rel_threshold", form::number(1, 1e9), "1.5",
        "... factor that make ranks unbalanced"},
+      {"miss_by_load", form::flag, "false",
+       "without a match the shortest queue (SGLang since December 2025)"},
       {"max_tree_tokens", form::integer(positive_count), "16777216", "remembered per rank"}};
   return keys;
 }

@@ -14,8 +14,8 @@ namespace {
 // better. Prefill blocks: what the rank would have to prefill, its queue and the uncached part
 // of this prompt. Blocks that a tier can load count `tier_credit` of cached ones there, and
 // those that only a lower tier can load `lower_tier_credit`. Decode blocks: those in use or
-// promised, with this request on it. Temperature 0 takes the least (ties lowest rank), above 0
-// draws by softmax.
+// promised, with this request on it. Temperature 0 takes the least (ties at random, dynamo#9516),
+// above 0 draws by softmax.
 class DynamoKv final : public OneByOneRouter {
  public:
   DynamoKv(ConfigReader& options, const RouterContext& context)
@@ -50,8 +50,13 @@ class DynamoKv final : public OneByOneRouter {
            static_cast<double>(rank.blocks + request.blocks - hit.in_use) -
            overlap_weight_ * credit;
   }
-  std::size_t lowest() const {
-    return at(std::min_element(logits_.begin(), logits_.end()) - logits_.begin());
+  std::size_t lowest() {
+    const double least = *std::ranges::min_element(logits_);
+    std::uint64_t place =
+        rng_.below(static_cast<std::uint64_t>(std::ranges::count(logits_, least)));
+    std::size_t chosen = 0;
+    while (logits_[chosen] != least || place-- > 0) ++chosen;
+    return chosen;
   }
   std::size_t draw() {
     const std::vector<double> p = dynamo_probabilities(logits_, temperature_);
