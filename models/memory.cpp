@@ -121,7 +121,7 @@ std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) c
   const std::int64_t computed = chunk > 1 ? chunk * steps_in_flight : chunk;
   std::int64_t blocks = tokens > 0 ? state_blocks : 0;
   for (const KvGroup& group : groups) {
-    const std::int64_t each = group.block_tokens > 0 ? group.block_tokens : block_tokens;
+    const std::int64_t each = group.block_tokens;
     const std::int64_t held = ceil_div(group.window - 1 + computed, each) + 1;
     blocks += group.window == 0 ? ceil_div(tokens, each) : std::min(ceil_div(tokens, each), held);
   }
@@ -223,7 +223,8 @@ KvLayout layer_layout(const MoeModel& model, const ParallelPlan& plan,
     for (double i = 0; i < std::ceil(layers / group_layers); ++i)
       layout.groups.push_back({.layers = static_cast<int>(std::ceil(group_layers)),
                                .window = kind.first,
-                               .chunked = kind.second});
+                               .chunked = kind.second,
+                               .block_tokens = layout.block_tokens});
   }
   layout.windows_apart = apart > 0;
   const double layers =

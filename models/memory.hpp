@@ -8,10 +8,10 @@ namespace moesim {
 /// Layers whose KV cache is kept in the same way share a group. All groups have room for the same
 /// number of layers and draw from one pool of equal blocks (vLLM's hybrid KV cache manager).
 struct KvGroup {
-  int layers = 0;        ///< room for them in a block; the last group of a kind may hold fewer
-  int window = 0;        ///< 0 = every token is kept
-  bool chunked = false;  ///< the window is an aligned chunk (LayerSpec)
-  int block_tokens = 0;  ///< of a block of this group; 0: KvLayout::block_tokens
+  int layers = 0;         ///< room for them in a block; the last group of a kind may hold fewer
+  int window = 0;         ///< 0 = every token is kept
+  bool chunked = false;   ///< the window is an aligned chunk (LayerSpec)
+  int block_tokens = 16;  ///< of a block of this group
   /// The first block, of so many tokens, that the token at position `computed` and those after it
   /// still attend to.
   std::int64_t first_block(std::int64_t computed, int of) const;
@@ -49,16 +49,12 @@ struct KvLayout {
   /// these tokens attends to. It holds those of all tokens of the step, as vLLM's does. A sequence
   /// of any tokens has a state.
   std::int64_t blocks_in_step(std::int32_t computed, std::int32_t end) const {
-    // Asked for each sequence of each step: 32 bits divide several times as fast as 64.
-    const auto of = static_cast<std::uint32_t>(block_tokens);
-    const std::int64_t all = (static_cast<std::uint32_t>(end) + of - 1) / of;
     std::int64_t blocks = end > 0 ? state_blocks : 0;
     for (const KvGroup& group : groups) {
-      if (const int own = group.block_tokens; own > 0) {
-        blocks += (end + own - 1) / own - group.first_block(computed, own);
-      } else {
-        blocks += group.window == 0 ? all : all - group.first_block(computed, block_tokens);
-      }
+      // Asked for each sequence of each step: 32 bits divide several times as fast as 64.
+      const auto of = static_cast<std::uint32_t>(group.block_tokens);
+      blocks += (static_cast<std::uint32_t>(end) + of - 1) / of;
+      if (group.window > 0) blocks -= group.first_block(computed, group.block_tokens);
     }
     return blocks;
   }

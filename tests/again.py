@@ -68,7 +68,7 @@ def pools():
     apart = {name: kept for name, kept in tiny.items() if name != "cluster"}
     made["two clusters"] = {**apart, "pools": {"prefill": {**prefill, "cluster": "h200x8"}, "decode": {**decode, "cluster": "h100x8"}}}
     made["one cluster inherited"] = {**tiny, "pools": {"prefill": {**prefill, "cluster": "h200x8"}, "decode": decode}}
-    made["overlap"] = {**tiny, "kv_transfer": {"overlap": False}, "pools": {"prefill": prefill, "decode": decode}}
+    made["overlap"] = {**tiny, "kv_transfer": {"sends": "whole", "first_token": "decode"}, "pools": {"prefill": prefill, "decode": decode}}
     engine = {name: kept for name, kept in tiny.items() if name not in ("engine", "dispatch")}
     made["an engine of each"] = {**engine, "pools": {"prefill": {**prefill, "engine": {"name": "none"}, "dispatch": keys["dispatch"]},
                                                     "decode": {**decode, "engine": {"name": "none"}, "dispatch": keys["dispatch"]}}}

@@ -229,7 +229,7 @@ class World:
             if self.chance(0.5):
                 e["pools"]["prefill"]["parallel"] = {"dp": 2, "tp": self.one_of(1, 2), "ep": 2}
             if self.chance(0.5):
-                e["kv_transfer"] = {"overlap": self.chance(0.5)}
+                e["kv_transfer"] = {"sends": self.one_of("whole", "chunk", "layer"), "first_token": self.one_of("prefill", "admission", "decode")}
         if parallel["pp"] == 1 and self.chance(0.15):
             self.put_experts_apart(e)
         elif parallel["tp"] > 1 and self.chance(0.1):

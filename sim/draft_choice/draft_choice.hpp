@@ -26,7 +26,6 @@ struct GroupDrafts {
   std::int32_t most = 0;  ///< drafts of a sequence at most
   /// Chance of each draft to be accepted, if all before it are.
   std::span<const double> acceptance;
-  std::size_t sequences = 0;
   /// None unless DraftChoice::needs_experts().
   std::optional<DraftExperts> experts{};
 };

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/engines/hand_over.hpp"
 #include "sim/engines/launch_form.hpp"
 
 namespace moesim {
@@ -67,6 +68,8 @@ struct ServingEngine {
   bool decodes_in_stages = true;
   /// The scheduler of such steps, as experiments name it.
   std::string_view scheduler() const { return prompts_first ? "prefill_first" : "chunked_prefill"; }
+  KvSends kv_sends = KvSends::whole;
+  FirstToken first_token = FirstToken::admission;
   LaunchForm launch{};
   std::span<const BenchName> bench_names{};
   std::span<const ImageVersion> images{};     ///< of InferenceX, the latest first

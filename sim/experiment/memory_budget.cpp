@@ -88,15 +88,24 @@ double step_slots(const Deployment& e) {
   return most;
 }
 
+// Bytes of an embedding and a head in bf16. With attention DP each GPU has the whole embedding, as
+// SGLang's is without TP then.
+double draft_embeddings(const Deployment& e, const MoeModel& model) {
+  if (!e.kv_cache.draft_embeddings) return 0;
+  const double slice = 1.0 / (e.parallel.dp * e.parallel.tp);
+  return 2.0 * model.vocabulary * model.hidden * (slice + (e.parallel.dp > 1 ? 1 : slice));
+}
+
 // Bytes that an MTP module adds to a model, without routed experts: a layer like the last one, and
-// the projection of two hidden states to one.
-Bytes module_bytes(const ServedModel& e, const MoeModel& model) {
+// the projection of two hidden states to one. Some engines load embeddings again.
+Bytes module_bytes(const Deployment& e, const MoeModel& model) {
   MoeModel larger = model;
   larger.layers.push_back(larger.layers.back());
   const double projection = 2.0 * model.hidden * model.hidden / e.parallel.tp;
   return non_expert_bytes(larger, e.parallel, e.precision) -
          non_expert_bytes(model, e.parallel, e.precision) +
-         Bytes(projection * bytes_per_weight(e.precision.attention, e.precision.attention_shares));
+         Bytes(projection * bytes_per_weight(e.precision.attention, e.precision.attention_shares) +
+               draft_embeddings(e, model));
 }
 
 // Adds memory of decode steps that cut experts otherwise: a second set of weights, or room for the

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "hardware/shipped.hpp"
+#include "sim/engines/serving_engine.hpp"
 
 namespace moesim {
 
@@ -157,8 +158,14 @@ KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tok
     for (int i = 0; i < links; ++i) matrix.at(i, first + i) = bytes;
     return link.fabric.all_to_all(matrix).time;
   };
+  double exposed = per_link;
+  if (link.sends == KvSends::layer) exposed = layer;
+  if (link.sends == KvSends::chunk) {
+    const int chunk = prefill.scheduler->max_num_batched_tokens();
+    exposed *= ((prompt_tokens - 1) % chunk + 1) / double(prompt_tokens);
+  }
   return {Bytes(to_one_stage / layers_held(decode) * double(decode.model.layers.size())),
-          time(per_link), time(layer)};
+          time(per_link), time(exposed)};
 }
 
 bool both_pools_have(const Json& config, const std::string& key) {
@@ -185,7 +192,10 @@ std::span<const Key> pools_keys() {
 std::span<const Key> kv_transfer_keys() {
   static constexpr Key keys[] = {
       {"level", form::choice(levels), unset("nvlink, if it joins all"), "the links that are used"},
-      {"overlap", form::flag, "true", "a layer's KV leaves while the next is computed"},
+      {"sends", form::choice(kv_sends_names), unset("as the engine; layer without one"),
+       "a prompt's KV leaves in one, step by step, or layer by layer"},
+      {"first_token", form::choice(first_token_names), unset("as the engine; prefill without one"),
+       "who shows it: prefill; or decode, as it admits or computes it"},
       {"decode_offload", form::flag, unset("false"),
        "decode ranks copy replies to prefill's last tier (SGLang)"}};
   return keys;
@@ -193,9 +203,14 @@ std::span<const Key> kv_transfer_keys() {
 
 namespace {
 
+// The row of a pool's engine, or nullptr.
+const ServingEngine* engine_of(const ServedModel& pool) {
+  return find_engine(std::string_view(pool.engine).substr(0, pool.engine.find(' ')));
+}
+
 // NVLink where one domain holds all GPUs, unless the network is asked for. Between two clusters the
 // network.
-KvLinkSpec read_link(const ConfigNode& node, const PoolSpec& prefill, const PoolSpec& decode) {
+KvLinkSpec read_link(const ConfigNode& node, PoolSpec& prefill, PoolSpec& decode) {
   const ClusterSpec& cluster = decode.cluster;
   const int gpus = gpus_in_cluster(prefill) + gpus_in_cluster(decode);
   const bool two = !one_cluster(prefill, decode);
@@ -216,7 +231,13 @@ KvLinkSpec read_link(const ConfigNode& node, const PoolSpec& prefill, const Pool
       options.child("level").fail("NVLink joins {} GPUs, the pools have {}; use \"network\"",
                                   cluster.scale_up_domain, gpus);
     }
-    KvLinkSpec link{by_network, options.flag("overlap")};
+    const ServingEngine* const from = engine_of(prefill);
+    const ServingEngine* const to = engine_of(decode);
+    KvLinkSpec link{by_network, static_cast<KvSends>(options.choice_or(
+                                    "sends", kv_sends_names,
+                                    std::size_t(from ? from->kv_sends : KvSends::layer)))};
+    prefill.first_token = decode.first_token = static_cast<FirstToken>(options.choice_or(
+        "first_token", first_token_names, std::size_t(to ? to->first_token : FirstToken::prefill)));
     if (options.optional("decode_offload")) link.decode_offload = options.flag("decode_offload");
     return link;
   });
@@ -342,8 +363,10 @@ Json resolved_pools(const ExperimentSpec& spec) {
   config["pools"] = {{"prefill", std::move(prefill)}, {"decode", std::move(decode)}};
   for (const auto& [key, value] : spec.node.json().items())
     if (both_pools_have(config, key)) config.erase(key);
-  config["kv_transfer"] = {{"level", levels[spec.kv_link->network ? 1 : 0]},
-                           {"overlap", spec.kv_link->overlap}};
+  config["kv_transfer"] = {
+      {"level", levels[spec.kv_link->network ? 1 : 0]},
+      {"sends", kv_sends_names[std::size_t(spec.kv_link->sends)]},
+      {"first_token", first_token_names[std::size_t(spec.pools.back().first_token)]}};
   if (spec.kv_link->decode_offload) config["kv_transfer"]["decode_offload"] = true;
   if (spec.node.json().contains("pool_roles"))
     config["pool_roles"] =

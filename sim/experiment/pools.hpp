@@ -34,9 +34,9 @@ bool one_cluster(const PoolSpec&, const PoolSpec&);
 
 /// Cost of moving the KV cache of a prompt to the other pool.
 struct KvTransferCost {
-  Bytes bytes{};         ///< that GPUs of the decode rank receive, over all links
-  Seconds all{};         ///< on links without other traffic
-  Seconds last_layer{};  ///< of it, what no computation can hide
+  Bytes bytes{};      ///< that GPUs of the decode rank receive, over all links
+  Seconds all{};      ///< on links without other traffic
+  Seconds exposed{};  ///< of it, what no computation can hide
 };
 /// Every GPU of the decode rank receives the blocks that it will hold, in each of its pipeline
 /// stages. Links work in parallel. The busiest is that of a GPU in the pool whose GPUs hold more
@@ -50,8 +50,8 @@ bool both_pools_have(const Json& config, const std::string& key);
 void refuse_keys_beside_pools(const ConfigNode& experiment);
 
 /// Reads prefill and decode on GPUs of their own: {"prefill": {..}, "decode": {..}} under "pools",
-/// and "kv_transfer": {"level": "nvlink" | "network", "overlap": true}. A request is prefilled, up
-/// to its first token, in one pool; its KV cache crosses a link; it is decoded in the other. A
+/// and "kv_transfer": {"level": "nvlink" | "network"}. A request is prefilled, up to its first
+/// token, in one pool; its KV cache crosses a link; it is decoded in the other. A
 /// pool's config is the whole one with the keys of the pool in the place of its own. "level" is
 /// NVLink if one domain holds all GPUs. Keys that must be equal in both (workload, model, seed, ..)
 /// are refused. A pool may have a "cluster" of its own: KV caches then cross the network, at the

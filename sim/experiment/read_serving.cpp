@@ -39,6 +39,10 @@ std::span<const Key> kv_cache_keys() {
        "states of max_num_seqs requests have room of their own, if it fits"},
       {"steps_in_flight", form::integer(1, 8), "1",
        "steps of a prompt whose tokens windows keep at once (vLLM)"},
+      {"layer_per_draft", form::flag, "false",
+       "the draft layer's KV is kept once for each draft (TensorRT-LLM)"},
+      {"draft_embeddings", form::flag, "false",
+       "draft layers load an embedding and a head, in bf16 (SGLang)"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"},
       {"retention", form::policy("retention"), unset("lru"),
        "what HBM holds between an agent's requests"},
@@ -239,6 +243,8 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
     } else {
       spec.kv_cache.free_gpu_memory_fraction = kv.number("free_gpu_memory_fraction");
     }
+    spec.kv_cache.layer_per_draft = kv.flag("layer_per_draft");
+    spec.kv_cache.draft_embeddings = kv.flag("draft_embeddings");
     spec.kv_cache.process_memory = kv.quantity<Bytes>("process_memory");
     if (kv.optional("logits_copies")) spec.kv_cache.logits_copies = kv.number("logits_copies");
     spec.prefix_caching = kv.flag("prefix_caching");

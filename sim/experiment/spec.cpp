@@ -593,7 +593,8 @@ KvLayout paged(const PoolSpec& e, const KvPaging& paging) {
   layout.state_blocks *= 1 + e.speculation.tokens;
   if (e.speculation.has_module()) {
     const double layers = double(e.model.layers.size());
-    layout.block = layout.block * ((layers + 1) / layers);
+    const int of_drafts = e.kv_cache.layer_per_draft ? e.speculation.tokens : 1;
+    layout.block = layout.block * ((layers + of_drafts) / layers);
   }
   return layout;
 }

@@ -13,6 +13,7 @@
 #include "hardware/rng.hpp"
 #include "models/memory.hpp"
 #include "models/step_ops.hpp"
+#include "sim/engines/hand_over.hpp"
 #include "sim/experiment/anchor.hpp"
 #include "sim/experiment/policies.hpp"
 #include "sim/failures/failures.hpp"
@@ -59,6 +60,8 @@ struct KvCacheSpec {
   double gpu_memory_utilization = 0.9;               ///< of HBM
   std::optional<double> free_gpu_memory_fraction{};  ///< instead: of what all else leaves of HBM
   Bytes process_memory{};                            ///< of a GPU, for the engine's process
+  bool layer_per_draft = false;   ///< a draft layer's KV is kept once for each draft
+  bool draft_embeddings = false;  ///< draft layers have an embedding and a head of their own
   std::optional<double> logits_copies{};  ///< of all sampled tokens; none: one of a GPU's slice
   std::shared_ptr<const Retention> retention{};  ///< between an agent's requests; none: lru
   std::vector<KvTierPlan> tiers{};               ///< below HBM, nearest first
@@ -135,6 +138,7 @@ struct ServedModel {
   int instances = 1;          ///< EP groups alike behind one router, each with its own clock
   int may_join = 0;           ///< EP groups of the other pool that may take this one's role
   bool prefill_only = false;  ///< a request leaves after its first token, with its KV cache
+  FirstToken first_token = FirstToken::prefill;  ///< of two pools, the same in both
   /// Cluster that holds the experts.
   const ClusterSpec& expert_cluster() const { return ffn_cluster ? *ffn_cluster : cluster; }
   /// Does the same with each cluster.
@@ -250,8 +254,7 @@ struct PoolSpec : ServedModel, OfferedLoad, ChosenPolicies, EngineSettings, Meas
 /// The way of KV caches from a pool that prefills to a pool that decodes.
 struct KvLinkSpec {
   bool network = false;  ///< over the network, else NVLink
-  /// The KV cache of a layer leaves as the layer is computed, else all of it after the first token.
-  bool overlap = true;
+  KvSends sends = KvSends::layer;
   /// Decode ranks copy the blocks that they fill to the prefill pool's last tier.
   bool decode_offload = false;
 };

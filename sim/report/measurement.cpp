@@ -110,7 +110,9 @@ void Measurement::step_ended(const StepRecord& record, const Requests& requests,
       .computed = double(record.step.prefill_tokens) + double(record.step.decode_tokens),
       .hbm_bytes = record.cost.hbm_bytes,
       .energy = record.cost.energy};
-  if (!deployment_.scheduler->prompts_arrive_computed()) {
+  // Prompts count in the pool that computes them.
+  const bool computes = deployment_.prefill_only || deployment_.first_token == FirstToken::prefill;
+  if (computes && !deployment_.scheduler->prompts_arrive_computed()) {
     for (const Milestone& token : record.milestones)
       if (token.first) tokens.prompt += requests[token.request].prompt_tokens;
   }

@@ -83,10 +83,13 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   check(can_ever_hold(request), "a request was sent to a rank that can never hold it");
   Rank& rank = ranks_[index];
   // If tokens arrive computed (a prompt, or a prompt and the first output token), the last one is
-  // left, and its step emits the next. What was generated before a failure is lost with the KV
-  // cache.
-  const bool computed = request.generated == 0 ? deployment_.scheduler->prompts_arrive_computed()
-                                               : request.kv_arrived;
+  // left, and its step emits the next. The first is emitted again where clients see it then. What
+  // was generated before a failure is lost with the KV cache.
+  const bool again = deployment_.first_token == FirstToken::decode && !deployment_.prefill_only &&
+                     request.first_token == Time{};
+  if (again) request.generated = 0;
+  const bool computed = request.kv_arrived || (request.generated == 0 &&
+                                               deployment_.scheduler->prompts_arrive_computed());
   const std::int32_t tokens = request.prompt_tokens + request.generated;
   Sequence sequence{id, tokens, computed ? tokens - 1 : 0,
                     computed ? tokens - 1 : request.prompt_tokens, 0};
@@ -324,6 +327,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   summary_.start = now;
   batch_.start = now;
   batch_.rows.clear();
+  milestones_.clear();
   request_of_range_.clear();
   decode_places_.clear();
   for (RankStep& step : batch_.ranks) {
@@ -398,14 +402,17 @@ void Instance::note_milestones(std::uint32_t request, std::int32_t tokens, bool 
   const bool shows_first = progress.generated < deployment_.api_server.first_chunk;
   progress.generated += tokens;
   const bool finished = progress.generated == progress.output_tokens;
+  const bool hidden =
+      deployment_.prefill_only && !finished && deployment_.first_token != FirstToken::prefill;
   // Tokens of one step come as if evenly spaced, as SGLang's benchmark counts them.
   note_gap(tokens == 1 ? now - progress.last_token : (now - progress.last_token) / tokens,
            tokens - (starts ? 1 : 0));
   progress.last_token = now;
-  emitted_ += tokens;
+  // A token that is computed again counts once.
+  if (!hidden || deployment_.first_token == FirstToken::admission) emitted_ += tokens;
   if (starts || finished || deployment_.prefill_only)
     note_milestones(sequence.request, tokens, starts, finished);
-  if (shows_first) {
+  if (shows_first && !hidden) {
     requests_[sequence.request].first_token = now;
     write_back(rank, place);
   }
@@ -477,7 +484,6 @@ StepRecord Instance::end_step(Time now) {
   stepping_ = false;
   layout_.switch_arrived();
   emitted_ = 0;
-  milestones_.clear();
   gaps_.clear();
   for (Rank& rank : ranks_) {
     rank.kv.store(now);

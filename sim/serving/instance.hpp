@@ -163,6 +163,7 @@ class Instance {
   void allow(std::span<const PromptWork> prompts);
   bool plan_turn(Turn turn);
   void admit(Rank& rank, Sequence& sequence);
+  void show_first(Rank& rank, std::size_t place);
   void plan_rank(Rank& rank, Turn turn);
   void apply_plan(Rank& rank, std::int32_t index);
   void note_loads(const Sequence& sequence, const CacheHit& hit);

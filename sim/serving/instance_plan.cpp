@@ -239,6 +239,15 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
     summary_.prefix_of_lower[t] += request.loaded_of_lower[t];
 }
 
+// A client sees the prefill pool's token now, where the decode pool shows it.
+void Instance::show_first(Rank& rank, std::size_t place) {
+  const std::uint32_t id = rank.running[place].request;
+  const bool here = deployment_.first_token == FirstToken::admission && !deployment_.prefill_only;
+  if (!here || requests_[id].first_token != Time{}) return;
+  requests_[id].first_token = rank.progress[place].last_token = summary_.start;
+  milestones_.push_back({id, true, false});
+}
+
 // Replaces apply_plan() for a sampled step in which every running sequence computes one token: all
 // that differs are contexts and blocks.
 void Instance::compute_one_each(Rank& rank, std::int32_t index) {
@@ -298,7 +307,10 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
     if (i >= stay) park_before(i);
     Sequence& sequence = rank.running[i];
     const std::int32_t tokens = rank.plan.running_tokens[i];
-    if (i >= stay) admit(rank, sequence);
+    if (i >= stay) {
+      admit(rank, sequence);
+      show_first(rank, i);
+    }
     check(tokens <= sequence.need(), "a sequence was given more tokens than it needs");
     sequence.skipped = tokens == 0 ? sequence.skipped + 1 : 0;
     if (tokens == 0) continue;

@@ -254,7 +254,7 @@ class Simulation {
     using Because = ClientLeaves::Because;
     if (!requests_.has(client.request)) return;
     RequestRecord& request = requests_[client.request];
-    const bool served = client.because == Because::no_first_token && request.generated > 0;
+    const bool served = client.because == Because::no_first_token && request.first_token != Time{};
     if (!request.open() || served) return;
     ended_ = queue_.now();
     request.state = client.because == Because::cancelled ? RequestRecord::State::cancelled
@@ -297,7 +297,7 @@ class Simulation {
     for (RunObserver* observer : observers_) observer->step_ended(record, queue_.now());
     if (roles_) note_latencies(record, pool);
     for (const Milestone& token : record.milestones) {
-      if (token.first) {
+      if (token.first && requests_[token.request].first_token != Time{}) {
         for (RunObserver* observer : observers_)
           observer->first_token(token.request, requests_[token.request]);
       }

@@ -108,7 +108,7 @@ void Speculation::choose(std::span<Sequence* const> decoding, const RowSource& r
   const SpeculationPlan& plan = deployment_.speculation;
   drafts_.assign(decoding.size(), plan.tokens);
   if (choice_) {
-    GroupDrafts group{plan.tokens, plan.acceptance, decoding.size()};
+    GroupDrafts group{plan.tokens, plan.acceptance};
     if (choice_->needs_experts()) {
       rows_.clear();
       for (const Sequence* sequence : decoding) {

@@ -54,14 +54,14 @@ class KvLinks {
  public:
   KvLinks() = default;
   KvLinks(const KvLink& spec, std::size_t groups, int ranks)
-      : overlap_(spec.overlap), links_(groups, std::vector<Link>(at(ranks))) {}
+      : whole_(spec.sends == KvSends::whole), links_(groups, std::vector<Link>(at(ranks))) {}
 
-  /// Sends a prompt's KV cache now, and returns when it is there. It leaves as layers are computed,
-  /// from the prompt's first step on, or after the first token. Notes the way in the request.
+  /// Sends a prompt's KV cache now, and returns when it is there. It leaves from the prompt's first
+  /// step on, or after the first token. Notes the way in the request.
   Time send(RequestRecord& request, const KvTransferCost& cost, Time now) {
     Link& link = links_[at(request.instance)][at(request.rank)];
-    const Time ready = overlap_ ? request.begun : now;
-    const Seconds exposed = overlap_ ? cost.last_layer : cost.all;
+    const Time ready = whole_ ? now : request.begun;
+    const Seconds exposed = cost.exposed;
     const char* const what = "the transfer of a KV cache";
     link.idle = end_of(cost.all, what, std::max(ready, link.idle));
     link.delivered = std::max(link.idle, end_of(exposed, what, std::max(now, link.delivered)));
@@ -82,7 +82,7 @@ class KvLinks {
     Time idle{};       // from when on it carries nothing
     Time delivered{};  // when the last KV cache was there
   };
-  bool overlap_ = false;
+  bool whole_ = true;
   std::vector<std::vector<Link>> links_;  // [group][rank]
   KvTransferTally sent_;
 };

@@ -321,7 +321,7 @@ TEST_CASE("GPUs that hold the same cache send each stripe once") {
   const KvTransferCost whole = transfer(1), eighth = transfer(8);
   CHECK_THAT(eighth.bytes.value(), WithinRel(whole.bytes.value() / 8, 1e-12));
   CHECK(eighth.all < whole.all);
-  CHECK(eighth.last_layer <= whole.last_layer);
+  CHECK(eighth.exposed <= whole.exposed);
 }
 
 // --- runs ---

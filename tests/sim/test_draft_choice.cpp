@@ -25,7 +25,7 @@ Counts chosen_by_experts(Seconds read, double acceptance) {
   const ExpertPlacement placement{LayerPlacement(4, {{0, 1}, {2, 3}})};
   const std::vector<double> chances(2, acceptance);
   const auto rule = policy({{"type", "by_experts"}, {"trial_steps", 1}});
-  GroupDrafts group{2, chances, 2};
+  GroupDrafts group{2, chances};
   group.experts.emplace(DraftExperts{trace, rows, placement, read});
   Counts drafts(2, 2);
   rule->choose(group, drafts);
@@ -55,7 +55,7 @@ Counts steps_of(DraftChoice& rule, int steps, std::vector<double> times, std::ve
   Counts taken;
   for (int step = 0; step < steps; ++step) {
     Counts drafts(2, static_cast<std::int32_t>(times.size()) - 1);
-    rule.choose({drafts[0], {}, 2}, drafts);
+    rule.choose({drafts[0], {}}, drafts);
     CHECK(drafts[0] == drafts[1]);
     taken.push_back(drafts[0]);
     const auto d = at(drafts[0]);

@@ -77,26 +77,28 @@ TEST_CASE("the resolved config of a run with pools is a config that gives the sa
 }
 
 TEST_CASE("a lone request's KV cache takes what its bytes take on the link") {
-  const auto lone = [](bool overlap, const char* level) {
-    Json json = apart({{"kv_transfer", {{"level", level}, {"overlap", overlap}}}});
+  const auto lone = [](const char* sends, const char* level) {
+    Json json = apart({{"kv_transfer", {{"level", level}, {"sends", sends}}}});
     json["workload"]["requests"] = 1;
     return json;
   };
   for (const char* level : {"nvlink", "network"}) {
     CAPTURE(level);
-    const Experiment e = load(lone(false, level));
+    const Experiment e = load(lone("whole", level));
     const KvTransferCost cost = kv_transfer(e, 20);
     // 3 layers of K and V, 4 heads of 64, bf16; 20 tokens are two blocks of 16.
     CHECK_THAT(cost.bytes.value(), WithinRel(3 * 2 * 4 * 64 * 2 * 32.0, 1e-12));
-    CHECK(cost.last_layer < cost.all);
+    CHECK(cost.exposed == cost.all);
     const Served serial = serve(e);
     CHECK_THAT(to_seconds(serial.requests[0].prefill->kv_exposed).count(),
                WithinRel(cost.all.count(), 1e-6));
     // The prompt's step is long enough to hide all layers but the last.
-    const Served overlapped = serve(load(lone(true, level)));
+    const Served overlapped = serve(load(lone("layer", level)));
     const Seconds step =
         to_seconds(overlapped.requests[0].first_token - overlapped.requests[0].arrival);
-    const double exposed = std::max(cost.last_layer.count(), (cost.all - step).count());
+    const KvTransferCost last_layer = kv_transfer(load(lone("layer", level)), 20);
+    CHECK(last_layer.exposed < last_layer.all);
+    const double exposed = std::max(last_layer.exposed.count(), (cost.all - step).count());
     CHECK_THAT(to_seconds(overlapped.requests[0].prefill->kv_exposed).count(),
                WithinRel(exposed, 1e-6));
     // The first gap holds the transfer, TTFT does not.
@@ -107,9 +109,74 @@ TEST_CASE("a lone request's KV cache takes what its bytes take on the link") {
   }
 }
 
+TEST_CASE("of a prompt in two steps the second step's share of the KV cache is exposed") {
+  const auto cost = [](const char* sends) {
+    Json json = apart({{"kv_transfer", {{"sends", sends}}}});
+    json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 112}, {"output", 2}};
+    return kv_transfer(load(json), 112);  // steps of 64 tokens
+  };
+  const KvTransferCost whole = cost("whole"), chunks = cost("chunk");
+  CHECK(chunks.all == whole.all);
+  CHECK(chunks.exposed < whole.exposed);
+  CHECK(chunks.exposed > cost("layer").exposed);
+}
+
+// A lone request: its prompt, the transfer, and steps of one token.
+TEST_CASE("a client sees the first token when the engine's decode server shows it") {
+  const auto lone = [](const char* first_token) {
+    Json json = apart({{"kv_transfer", {{"sends", "whole"}, {"first_token", first_token}}}});
+    json["workload"]["requests"] = 1;
+    return serve(load(json));
+  };
+  const Served prefill = lone("prefill"), admission = lone("admission"), again = lone("decode");
+  const auto at = [](const Served& report) { return report.requests[0]; };
+  const Duration transfer = at(prefill).prefill->kv_exposed;
+  CHECK(at(admission).first_token == at(prefill).first_token + transfer);
+  CHECK(at(admission).last_token == at(prefill).last_token);
+  // The decode server computes the first token once more, and then all others.
+  const auto steps = [](const Served& report) {
+    return report.document()["steps"]["decode"]["steps"].get<int>();
+  };
+  CHECK(steps(admission) == steps(prefill));
+  CHECK(steps(again) == steps(prefill) + 1);
+  CHECK(at(again).first_token > at(admission).first_token);
+  CHECK(at(again).last_token > at(admission).last_token);
+  for (const Served* report : {&prefill, &admission, &again}) {
+    CHECK(at(*report).generated == at(*report).output_tokens);
+    CHECK(report->document()["metrics"]["completed"] == 1);
+    CHECK(report->document()["pools"]["prefill"]["instances"][0]["output_tokens"] ==
+          (report == &again ? 0 : 1));
+    CHECK(report->document()["pools"]["decode"]["instances"][0]["output_tokens"] ==
+          (report == &again ? 30 : 29));
+  }
+  // What a decode server waits for is then no gap between tokens.
+  const auto longest_gap = [](const Served& report) {
+    return report.document()["metrics"]["p99_itl_ms"].get<double>();
+  };
+  CHECK(longest_gap(admission) <= longest_gap(prefill));
+}
+
+TEST_CASE("where decode has few seats, waiting for one is part of TTFT and not of TPOT") {
+  const auto metrics = [](const char* first_token) {
+    Json json = apart({{"kv_transfer", {{"first_token", first_token}}}});
+    json["pools"]["decode"]["scheduling"]["max_num_seqs"] = 1;
+    return serve(load(json)).document()["metrics"];
+  };
+  const OrderedJson prefill = metrics("prefill"), admission = metrics("admission");
+  CHECK(admission["mean_ttft_ms"].get<double>() > 2 * prefill["mean_ttft_ms"].get<double>());
+  CHECK(admission["mean_tpot_ms"].get<double>() < .7 * prefill["mean_tpot_ms"].get<double>());
+  for (const char* same : {"mean_e2el_ms", "output_throughput", "total_token_throughput"})
+    CHECK_THAT(admission[same].get<double>(), WithinRel(prefill[same].get<double>(), 1e-9));
+  // A token that is computed twice counts once.
+  const auto total_over_output = [](const OrderedJson& of) {
+    return of["total_token_throughput"].get<double>() / of["output_throughput"].get<double>();
+  };
+  CHECK_THAT(total_over_output(metrics("decode")), WithinRel(total_over_output(prefill), .03));
+}
+
 TEST_CASE("KV caches leave one after the other over the link of their rank") {
   // Four prompts of 16 tokens fill one step of 64 on one rank: they are ready at once.
-  Json json = apart({{"kv_transfer", {{"overlap", false}}},
+  Json json = apart({{"kv_transfer", {{"sends", "whole"}}},
                      {"parallel", {{"dp", 1}, {"tp", 1}, {"ep", 1}}},
                      {"placement", {{"type", "linear"}, {"replication", 1.0}}}});
   json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 16}, {"output", 2}};
@@ -126,7 +193,7 @@ TEST_CASE("KV caches leave one after the other over the link of their rank") {
 
 TEST_CASE("KV caches that arrive at one moment join one decode step") {
   // Four equal prompts, one on each prefill rank: computed in one step, they arrive together.
-  Json json = apart({{"kv_transfer", {{"overlap", false}}}});
+  Json json = apart({{"kv_transfer", {{"sends", "whole"}}}});
   json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 16}, {"output", 3}};
   json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 4}};
   json["workload"]["requests"] = 4;
@@ -163,7 +230,7 @@ TEST_CASE("a GPU of the decode pool receives what it will hold, whatever the pre
   CHECK_THAT(bytes(1, 1, 1, 2).bytes.value(), WithinRel(once, 1e-12));
   // The last layer is one layer, however few its stage has.
   for (const int stages : {2, 4}) {
-    CHECK(bytes(1, 1, stages, stages).last_layer == bytes(1, 1).last_layer);
+    CHECK(bytes(1, 1, stages, stages).exposed == bytes(1, 1).exposed);
     CHECK(bytes(1, 1, stages, stages).all < bytes(1, 1).all);
   }
 }
@@ -230,7 +297,7 @@ TEST_CASE("ranks and whole groups of either pool may fail") {
     for (const char* scheduler : {"decode_only", "chunked_prefill"}) {
       for (const bool whole : {false, true}) {
         CAPTURE(pool, scheduler, whole);
-        Json json = apart({{"kv_transfer", {{"overlap", false}}}});
+        Json json = apart({{"kv_transfer", {{"sends", "whole"}}}});
         json["pools"]["decode"]["scheduling"] = {
             {"type", scheduler}, {"max_num_seqs", 8}, {"max_num_batched_tokens", 64}};
         json["pools"][pool].merge_patch(outages(whole ? group : rank, whole ? 2 : 1));
@@ -243,7 +310,7 @@ TEST_CASE("ranks and whole groups of either pool may fail") {
 }
 
 TEST_CASE("a prompt whose rank stops while its KV cache is on the way is computed again") {
-  Json json = apart({{"kv_transfer", {{"overlap", false}}}});
+  Json json = apart({{"kv_transfer", {{"sends", "whole"}}}});
   json["workload"]["requests"] = 1;
   json["pools"]["decode"]["scheduling"] = {
       {"type", "chunked_prefill"}, {"max_num_seqs", 8}, {"max_num_batched_tokens", 64}};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What do drafts cost, and how many tokens does a verification yield?
 #include <cmath>
+#include <tuple>
 
 #include "sim/kv_cache/kv_cache.hpp"
 #include "sim/serving/simulator.hpp"
@@ -74,6 +75,28 @@ TEST_CASE("acceptance by position, or a length, says how many tokens a step yiel
   CHECK(length_of({{"acceptance_length", 1}}, 3) == 1.0);
   CHECK(length_of({{"acceptance_length", 4}}, 3) == 4.0);
   CHECK(length_of({{"acceptance_rates", {1, 1, 0}}}, 3) == 3.0);
+}
+
+// TensorRT-LLM to 1.2 keeps KV of n layers for n drafts. SGLang's draft layer has an embedding and
+// a head of its own while the pool is sized: whole with attention DP, else in slices.
+TEST_CASE("what engines keep besides for a draft layer comes out of the KV cache") {
+  const auto memory = [](const Json& kv) {
+    return load_tiny({{"speculative", speculative(3, .5)}, {"kv_cache", kv}});
+  };
+  const Experiment plain = memory(Json::object());
+  const double layers = double(plain.decode().model.layers.size());
+  const Experiment each = memory({{"layer_per_draft", true}});
+  CHECK_THAT(each.decode().kv_layout.block / plain.decode().kv_layout.block,
+             WithinRel((layers + 3) / (layers + 1), 1e-12));
+  CHECK(each.decode().memory.weights == plain.decode().memory.weights);
+
+  const Experiment loaded = memory({{"draft_embeddings", true}});
+  const auto& [model, parallel] = std::tie(loaded.decode().model, loaded.decode().parallel);
+  const double table = 2.0 * model.vocabulary * model.hidden, gpus = parallel.dp * parallel.tp;
+  REQUIRE(parallel.dp > 1);
+  const Bytes more = loaded.decode().memory.weights - plain.decode().memory.weights;
+  CHECK_THAT(more.value(), WithinRel(table * (1 + 1 / gpus), 1e-9));
+  CHECK_THAT((plain.decode().memory.kv - loaded.decode().memory.kv) / more, WithinRel(1., 1e-9));
 }
 
 TEST_CASE("acceptance that contradicts itself is refused") {

@@ -211,7 +211,7 @@ std::vector<Json> varied() {
       R"({})",
       R"({"pools": {"prefill": {"parallel": {"dp": 2, "tp": 1}},
                     "decode": {"scheduling": {"type": "decode_only", "max_num_seqs": 8}}},
-          "kv_transfer": {"overlap": false}})",
+          "kv_transfer": {"sends": "chunk", "first_token": "admission"}})",
       R"({"expert_memory": {"type": "lfu_aging", "slots_per_layer": 3, "lookahead": 2,
             "host": {"bandwidth": "50 GB/s", "latency": "10 us", "source": "a test"},
             "prefetch": {"type": "popularity", "weight": 0.2},

@@ -336,6 +336,7 @@ ServingEngine sglang_engine() {
           .unfit = unfit,
           .next_graph_size = next_graph_size,
           .prompts_first = true,
+          .kv_sends = KvSends::chunk,  // disaggregation/prefill.py, send_kv_chunk
           .launch = {.program = program,
                      .flags = flags,
                      .dispatches = dispatches,

@@ -290,6 +290,8 @@ ServingEngine vllm_engine() {
           .steps_hold_all_sequences = true,  // vllm/config/scheduler.py, verify_max_model_len
           .one_dispatch = true,
           .decodes_in_stages = false,
+          // A proxy drops what the prefill server says (vllm#50913, #51919, #36308).
+          .first_token = FirstToken::decode,
           .launch = {.program = program,
                      .flags = flags,
                      .dispatches = dispatches,
