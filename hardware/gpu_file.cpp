@@ -408,6 +408,7 @@ std::span<const Key> gpu_keys() {
        "folder of measured kernel times, <engine>-<version>/<table>.csv"},
       {"sibling", form::file, unset("none"),
        "GPU file whose tables, scaled by data sheets, replace missing tables"},
+      {"sibling_time", form::number(0.1, 10), "1", "factor on times from the sibling's tables"},
       {"draw_fill", form::object(draw_fill_keys), unset("as usual for the engine's version"),
        "how uneven rows of an engine's expert tables were drawn"},
       {"price", form::object(price_keys), unset("no cost in reports"), "price of an hour"},
@@ -532,6 +533,7 @@ GpuSpec read_gpu(const ConfigNode& node, Others others) {
     if (reader.optional("draw_fill")) gpu.draw_fill = read_draw_fill(reader.child("draw_fill"));
     if (reader.optional("price")) gpu.price = read_price(reader.child("price"));
     if (reader.optional("profiles")) gpu.profiles = read_profiles(reader.child("profiles"));
+    gpu.sibling_time = reader.number("sibling_time");
     if (reader.optional("sibling") && others == Others::read)
       gpu.sibling = read_other(reader.child("sibling"));
     if (others == Others::read) carry_over(gpu, node.file());

@@ -161,8 +161,14 @@ Question ask(const AttentionCall& call, const GpuSpec& gpu) {
   }();
   const std::size_t which = (call.kv_bytes < 2 ? 4U : 0U) + (call.window > 0 ? 2U : 0U) +
                             (is_from_hbm(call, gpu) ? 1U : 0U);
-  return {call.decode ? attention_decode_table : attention_prefill_table, Groups(&all[which]),
-          locate(call, gpu)};
+  Question question{call.decode ? attention_decode_table : attention_prefill_table,
+                    Groups(&all[which]), locate(call, gpu)};
+  const FlopsPerSecond rate = gpu.tables ? gpu.tables->prompt_attention() : FlopsPerSecond{};
+  if (rate > FlopsPerSecond{} && !call.decode) {
+    const Flops flops(4 * call.q_heads * call.head_dim * call.batch * call.pairs);
+    question.place.least_us = std::max(question.place.least_us, 1e6 * (flops / rate).count());
+  }
+  return question;
 }
 
 Cost attention(const AttentionShape& shape, const AttentionLoad& load, const GpuSpec& gpu) {

@@ -174,7 +174,7 @@ struct KernelTables::State {
   GpuSpec facts;      // without tables
   std::string asked;  // the engine
   KernelChoice choice;
-  FlopsPerSecond prompt_gemms{};  // 0: as tables say
+  FlopsPerSecond prompt_gemms{}, prompt_attention{};  // 0: as tables say
   std::vector<Source> sources;
   std::map<std::string, double, std::less<>> errors, carried_errors;  // by table
   mutable std::shared_mutex mutex;
@@ -191,8 +191,12 @@ struct KernelTables::State {
 KernelTables::State::State(const GpuSpec& gpu, const EngineVersion& engine, KernelChoice kernels)
     : facts(gpu), asked(engine.name), choice(std::move(kernels)) {
   facts.tables = nullptr;
-  if (const auto rate = choice.find("prompt_gemms"); rate != choice.end())
-    prompt_gemms = parse_quantity<FlopsPerSecond>(rate->second);
+  const auto read_rate = [&](std::string_view name, FlopsPerSecond& rate) {
+    if (const auto said = choice.find(name); said != choice.end())
+      rate = parse_quantity<FlopsPerSecond>(said->second);
+  };
+  read_rate("prompt_gemms", prompt_gemms);
+  read_rate("prompt_attention", prompt_attention);
   const auto add = [&](const GpuSpec& measured_on, bool sibling) {
     const auto spec = std::make_shared<const GpuSpec>(measured_on);
     for (const Profile& profile : by_nearness(measured_on.profiles, engine))
@@ -464,7 +468,8 @@ std::optional<TableTime> KernelTables::time(const Question& question) const {
   for (std::size_t axis = 0, i = 0; axis < axes.size() && !axes[axis].name.empty(); ++axis)
     if (axes[axis].varies == TableAxis::with_load) at[i++] = place.at[axis];
   const Scattered::Guess share = shape.grid->at(at);
-  const double us = std::max(place.rough_us * std::exp(share.value), place.least_us);
+  const double factor = shape.of_sibling ? gpu().sibling_time : 1;
+  const double us = std::max(place.rough_us * std::exp(share.value) * factor, place.least_us);
   const bool carried = shape.of_sibling || place.other_dimensions;
   return scaled_time(question.table, {Seconds(us * 1e-6), evidence_of(carried, share.nearest)});
 }
@@ -492,6 +497,7 @@ std::shared_ptr<const void> KernelTables::remember(
 }
 
 FlopsPerSecond KernelTables::prompt_gemms() const { return state_->prompt_gemms; }
+FlopsPerSecond KernelTables::prompt_attention() const { return state_->prompt_attention; }
 
 bool KernelTables::fuses(std::string_view operation) const {
   const auto fused = state_->choice.find("fused");
@@ -529,7 +535,8 @@ std::string facts_of(const GpuSpec& gpu) {
   for (const auto& [precision, peak] : gpu.dense_peak)
     facts += fmt::format(" {} {}", static_cast<int>(precision), peak.value());
   for (const Profile& profile : gpu.profiles) facts += fmt::format(" {}", profile.folder.string());
-  return gpu.sibling ? fmt::format("{} and {}", facts, facts_of(*gpu.sibling)) : facts;
+  if (!gpu.sibling) return facts;
+  return fmt::format("{} and {} times {}", facts, gpu.sibling_time, facts_of(*gpu.sibling));
 }
 
 // Tables are read and interpolated once for all experiments of a process that are under way, and

@@ -106,6 +106,8 @@ class KernelTables {
   /// The rate that the engine's GEMMs in blocks of fp8 reach for prompts, where its kernel is not
   /// the one in the tables; 0: as tables say.
   FlopsPerSecond prompt_gemms() const;
+  /// The same of attention of prompts, which models with sinks need a kernel of their own for.
+  FlopsPerSecond prompt_attention() const;
 
   /// Median error of such an answer, |predicted / measured - 1|, by errors.csv next to the GPU's
   /// profiles. For what is carried over it is by the file next to the sibling's.

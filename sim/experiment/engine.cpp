@@ -327,6 +327,8 @@ std::span<const Key> engine_keys() {
       {"expert_kernel", form::text, "fastest", "part of its name in tables of expert layers"},
       {"prompt_gemms", form::flops_per_second, unset("as tables say"),
        "rate of prompts' fp8_block GEMMs, if slower than tables say"},
+      {"prompt_attention", form::flops_per_second, unset("as tables say"),
+       "rate of prompts' attention, if slower than tables say"},
       {"fused", form::list(fusion), "[]", "small operations that it computes inside larger ones"}};
   return keys;
 }
@@ -340,9 +342,11 @@ Engine read_engine(const ConfigNode& node) {
     if (r.optional("date")) engine.date = r.text("date");
     if (const std::string kernel = r.text("expert_kernel"); kernel != "fastest")
       engine.expert_kernel = kernel;
-    if (r.optional("prompt_gemms"))
-      engine.prompt_gemms =
-          fmt::format("{} TFLOP/s", r.quantity<FlopsPerSecond>("prompt_gemms").value() / 1e12);
+    for (const auto& [key, rate] : {std::pair{"prompt_gemms", &Engine::prompt_gemms},
+                                    {"prompt_attention", &Engine::prompt_attention}}) {
+      if (!r.optional(key)) continue;
+      engine.*rate = fmt::format("{} TFLOP/s", r.quantity<FlopsPerSecond>(key).value() / 1e12);
+    }
     for (const ConfigNode& operation : r.child("fused").list())
       engine.fused.emplace_back(fusions[operation.choice()]);
     Engine bare;

@@ -18,8 +18,9 @@ struct Engine {
   std::string date;     ///< of that recipe, 2026-04-21; empty: its latest
   /// Part of the name that tables give its kernel of expert layers; empty: the fastest.
   std::string expert_kernel;
-  /// Rate of its GEMMs of prompts in fp8 blocks, as in "20 TFLOP/s"; empty: as tables say.
-  std::string prompt_gemms;
+  /// Rates of its GEMMs of prompts in fp8 blocks, and of their attention, as in "20 TFLOP/s";
+  /// empty: as tables say.
+  std::string prompt_gemms, prompt_attention;
   /// Small operations that it computes inside its larger ones: norm, rope, quantise.
   std::vector<std::string> fused;
 

@@ -124,6 +124,7 @@ ClusterSpec read_cluster_for(const ConfigNode& node, const std::optional<Engine>
   if (engine->name == "none") return cluster;
   if (!engine->expert_kernel.empty()) kernels["experts"] = engine->expert_kernel;
   if (!engine->prompt_gemms.empty()) kernels["prompt_gemms"] = engine->prompt_gemms;
+  if (!engine->prompt_attention.empty()) kernels["prompt_attention"] = engine->prompt_attention;
   if (!engine->fused.empty()) kernels["fused"] = fmt::format("{}", fmt::join(engine->fused, " "));
   cluster.gpu = with_engine(std::move(cluster.gpu), {engine->name, engine->version}, kernels);
   return cluster;

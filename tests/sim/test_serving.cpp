@@ -6,6 +6,7 @@
 #include <set>
 #include <tuple>
 
+#include "hardware/kernels/attention.hpp"
 #include "hardware/kernels/experts.hpp"
 #include "hardware/kernels/gemm.hpp"
 #include "hardware/tables/kernel_tables.hpp"
@@ -770,6 +771,28 @@ TEST_CASE("an engine's slower kernel of prompts' GEMMs prices prompts alone") {
   CHECK(filled(json)["engine"]["prompt_gemms"] == "220 TFLOP/s");
   json["engine"]["recipe"] = "none";
   CHECK_FALSE(filled(json)["engine"].contains("prompt_gemms"));
+}
+
+TEST_CASE("a slower kernel of prompts' attention prices prompts alone: gpt-oss on A100") {
+  Json json = with_engine_named({{"name", "vllm"}});
+  json["cluster"] = "../hardware/clusters/a100_80g_x8.json";
+  json["model"] = "../models/zoo/gpt_oss_20b.json";
+  json["precision"] = {{"experts", "mxfp4"}, {"attention", "bf16"}};
+  CHECK(filled(json)["engine"]["prompt_attention"] == "45 TFLOP/s");
+  json["model"] = "../models/zoo/qwen3_30b_a3b.json";
+  CHECK_FALSE(filled(json)["engine"].contains("prompt_attention"));
+  const GpuSpec a100 =
+      read_gpu(ConfigNode::from_file(test::source_dir() / "hardware" / "gpus" / "a100_80g.json"));
+  const auto time = [&](const char* rate, bool decode) {
+    KernelChoice choice{{"engines", "any"}};
+    if (*rate) choice["prompt_attention"] = rate;
+    const GpuSpec gpu = with_engine(a100, {"vllm", "0.14.0"}, choice);
+    const double queries = decode ? 1 : 2048, pairs = queries * 15'000;
+    return attention({decode, 64, 8, 64, 64}, {1, queries, 16'000, pairs}, gpu).time.count();
+  };
+  CHECK_THAT(time("45 TFLOP/s", false), WithinRel(4 * 64 * 64 * 2048 * 15e3 / 45e12, 1e-9));
+  CHECK(time("45 TFLOP/s", false) > 2 * time("", false));
+  CHECK(time("45 TFLOP/s", true) == time("", true));
 }
 
 TEST_CASE("Llama's launch scripts and model code name what their engines fuse") {
