@@ -14,6 +14,7 @@ namespace moesim::test_failures {
 namespace {
 
 using test::config_error;
+using test::WithinAbs;
 using test::WithinRel;
 
 Json experiment(const Json& failures) {
@@ -386,6 +387,41 @@ TEST_CASE("a step that is lost as it admits a request costs no request a token, 
       REQUIRE(request.generated == request.output_tokens);
     }
   }
+}
+
+// Each of two groups restarts once, the second when the first is back.
+TEST_CASE("a new version of the weights loads copies too, group after group") {
+  const auto update = [](double replication) {
+    const Json events =
+        Json::array({{{"instance", 0}, {"at", "5 ms"}, {"recovers_after", "1 ms"}},
+                     {{"instance", 1}, {"at", "20 ms"}, {"recovers_after", "1 ms"}}});
+    Json json = experiment({{"events", events}, {"reload_bandwidth", "100 GB/s"}});
+    json["placement"] = {{"type", "linear"}, {"replication", replication}};
+    json["instances"] = 2;
+    return test::load(json);
+  };
+  std::vector<double> loaded;
+  for (const double replication : {1.0, 2.0}) {
+    const Experiment e = update(replication);
+    const MemoryBudget& memory = e.decode().memory;
+    const Bytes of_a_gpu = memory.weights + memory.experts + memory.replicas;
+    const OrderedJson report = test::serve(e).document();
+    CHECK(report["metrics"]["completed"] == 120);
+    REQUIRE(report["failures"].size() == 2);
+    for (const OrderedJson& group : report["failures"]) {
+      CHECK_THAT(group["bytes_reloaded"].get<double>(),
+                 WithinRel(of_a_gpu.value() * e.decode().parallel.gpus(), 1e-9));
+      // The first steps of the new version begin when all is loaded.
+      CHECK_THAT(group["recovered_at_s"].get<double>() - group["at_s"].get<double>() - .001,
+                 WithinAbs(0, 1e-9));
+      CHECK_THAT(group["stopped_again_seconds"].get<double>(),
+                 WithinRel(of_a_gpu.value() / 100e9, 1e-9));
+    }
+    // Both versions serve in between.
+    CHECK(report["failures"][0]["recovered_at_s"] < report["failures"][1]["at_s"]);
+    loaded.push_back(report["failures"][0]["bytes_reloaded"].get<double>());
+  }
+  CHECK(loaded[1] > loaded[0]);
 }
 
 TEST_CASE("an outage after the last request changes nothing") {
