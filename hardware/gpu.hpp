@@ -177,7 +177,7 @@ struct GpuSpec {
   std::shared_ptr<const GpuPower> power{};   ///< none: what it draws is not known
   std::vector<Profile> profiles{};           ///< measured on this GPU, in the order of the file
   std::shared_ptr<const GpuSpec> sibling{};  ///< whose utilisation this GPU takes where it has none
-  double sibling_time = 1;  ///< factor on times that are carried over from it
+  double sibling_time = 1;                   ///< factor on times that are carried over from it
   std::map<std::string, DrawFill, std::less<>> draw_fill{};  ///< by engine, where not as usual
   /// Tables that price kernels before the rooflines do: unset unless with_engine() gave them.
   std::shared_ptr<const KernelTables> tables{};

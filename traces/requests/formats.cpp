@@ -410,7 +410,8 @@ class FirstLine {
     if (ids == object_.end() || !object_[prompt].is_number_integer()) return usual;
     const auto tokens = object_[prompt].get<std::int64_t>();
     const auto fits = [&](std::int64_t block) {
-      return ids->size() > 1 && (tokens + block - 1) / block == static_cast<std::int64_t>(ids->size());
+      return ids->size() > 1 &&
+             (tokens + block - 1) / block == static_cast<std::int64_t>(ids->size());
     };
     std::int32_t block = 1;
     while (!fits(usual) && !fits(block) && block < longest) block *= 2;
