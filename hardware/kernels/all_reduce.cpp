@@ -58,7 +58,8 @@ CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes, const Kernel& kernel) c
     *bytes_moved *= passes;
   }
   CollectiveCost sum = cost(kernel, gpus, passes, volume);
-  if (gpus > cluster_.scale_up_domain && &kernel == &all_reduce_kernel) {
+  const bool by_proxy = gpus > cluster_.scale_up_domain && &kernel == &all_reduce_kernel;
+  if (by_proxy && sum.time > Seconds{}) {
     sum.time += passes * host_proxy;
     if (sum.time < 2 * passes * host_proxy) sum.bound = Resource::latency;
   }

@@ -508,6 +508,7 @@ TEST_CASE("an all-reduce moves 2(n-1)/n of its bytes through every GPU") {
   // 10 GB/s = 200 us; NVLink 2 * (7 MB - 1 MB) / 50 GB/s = 240 us; 8 us,
   // 2 * 20 us of the network, and 2 * 20 us of the thread that sends for NCCL.
   CHECK_THAT(us(fabric.all_reduce(8, Bytes(8e6)).time), WithinRel(328.0, 1e-9));
+  CHECK(fabric.all_reduce(8, Bytes(0)).time.count() == 0);
 }
 
 TEST_CASE("an all-to-all is as slow as its busiest rank on its slowest level") {
