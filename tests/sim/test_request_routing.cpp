@@ -393,6 +393,35 @@ TEST_CASE("dynamo_kv weighs uncached prompt blocks against blocks in use: known 
   for (const int times : drawn) CHECK(times > 60);
 }
 
+// Equal prompts of 64 blocks that wait on one rank, nothing of them cached.
+TEST_CASE("dynamo_kv counts a prompt block once for all requests that wait for it") {
+  const auto made = router(R"({"type": "dynamo_kv"})", 1);
+  std::vector<BlockHash> hashes(64);
+  std::iota(hashes.begin(), hashes.end(), 1);
+  const std::vector<CacheHit> nothing(1);
+  std::vector<RankRequest> waiting;
+  const auto score = [&](std::uint32_t id) {
+    std::vector<RankLoad> ranks = ranks_of(std::vector<std::int64_t>(1));
+    ranks[0].waiting = std::ssize(waiting);
+    ranks[0].blocks = 64 * std::ssize(waiting);
+    ranks[0].requests = waiting;
+    PendingRequest request = prompt(1024);
+    request.id = id;
+    request.blocks = 64;
+    request.hashes = hashes;
+    request.hits = nothing;
+    const double logit = decide(*made, ranks, request).score;
+    waiting.push_back({id, 1024, 0, 1, 1024});
+    return logit;
+  };
+  // Prefill blocks of all, and 64 blocks that they share.
+  CHECK(score(1) == 64 + 64);
+  CHECK(score(2) == 2 * 64 + 64);
+  CHECK(score(3) == 3 * 64 + 64);
+  waiting.clear();  // all have left
+  CHECK(score(4) == 64 + 64);
+}
+
 TEST_CASE("joint costs a rank by its cache hits, locality and load: known answers") {
   const Json o = oracle("router_09_joint_seed3");
   if (o.empty()) return;
