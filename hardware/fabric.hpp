@@ -147,7 +147,8 @@ class Fabric {
   /// Every GPU holds `bytes` and ends with the sum: a reduce-scatter and an all-gather,
   /// hierarchical across domains (a GPU's NIC carries its share of its domain's sum).
   CollectiveCost all_reduce(int gpus, Bytes bytes) const;
-  /// An all-reduce by one algorithm: all_reduce_kernel (NCCL) or one_shot_all_reduce_kernel.
+  /// An all-reduce by one algorithm: all_reduce_kernel (NCCL) or one_shot_all_reduce_kernel. Across
+  /// domains NCCL's takes the host's thread besides; NCCL's other collectives are not charged so.
   CollectiveCost all_reduce(int gpus, Bytes bytes, const Kernel&) const;
   /// GPU i contributes contribution[i]; every GPU ends with all.
   CollectiveCost all_gather(std::span<const double> contribution) const;

@@ -20,9 +20,11 @@ bool is_from_hbm(const AttentionCall& c, const GpuSpec& gpu) {
   return c.decode && c.window <= 0 && reads_from_hbm(cached_bytes(c), gpu);
 }
 
+double flops_of(const AttentionCall& c) { return 4 * c.q_heads * c.head_dim * c.batch * c.pairs; }
+
 Located locate(const AttentionCall& c, const GpuSpec& gpu) {
   const double bytes = cached_bytes(c) + c.batch * c.queries * 2 * c.q_heads * c.head_dim * 2;
-  const double flops = 4 * c.q_heads * c.head_dim * c.batch * c.pairs;
+  const double flops = flops_of(c);
   // Kernels split a batch's KV heads over the SMs, and are chosen by how many queries share one.
   return {.at = {log_of(c.batch * c.kv_heads),
                  log_of(c.decode || c.window > 0 ? c.context : length_of(c.pairs)),
@@ -87,9 +89,8 @@ std::optional<RooflineCall> attention_call(const TableRow& row, const GpuSpec&,
   if (c.window > 0) return std::nullopt;
   const double bytes = c.batch * (c.context * 2 * c.kv_heads * c.head_dim * c.kv_bytes +
                                   c.queries * 2 * c.q_heads * c.head_dim * 2);
-  return untiled(
-      !decode, fmt::format("{} {} {}", c.q_heads, c.kv_heads, c.head_dim),
-      {.flops = Flops(4 * c.q_heads * c.head_dim * c.batch * c.pairs), .hbm = Bytes(bytes)});
+  return untiled(!decode, fmt::format("{} {} {}", c.q_heads, c.kv_heads, c.head_dim),
+                 {.flops = Flops(flops_of(c)), .hbm = Bytes(bytes)});
 }
 
 constexpr std::array<TableAxis, 8> attention_axes{
@@ -165,8 +166,8 @@ Question ask(const AttentionCall& call, const GpuSpec& gpu) {
                     Groups(&all[which]), locate(call, gpu)};
   const FlopsPerSecond rate = gpu.tables ? gpu.tables->prompt_attention() : FlopsPerSecond{};
   if (rate > FlopsPerSecond{} && !call.decode) {
-    const Flops flops(4 * call.q_heads * call.head_dim * call.batch * call.pairs);
-    question.place.least_us = std::max(question.place.least_us, 1e6 * (flops / rate).count());
+    const Seconds least = Flops(flops_of(call)) / rate;
+    question.place.least_us = std::max(question.place.least_us, 1e6 * least.count());
   }
   return question;
 }

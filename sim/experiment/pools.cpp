@@ -193,20 +193,15 @@ std::span<const Key> kv_transfer_keys() {
   static constexpr Key keys[] = {
       {"level", form::choice(levels), unset("nvlink, if it joins all"), "the links that are used"},
       {"sends", form::choice(kv_sends_names), unset("as the engine; layer without one"),
-       "a prompt's KV leaves in one, step by step, or layer by layer"},
+       "a prompt's KV leaves at once, step by step, or layer by layer"},
       {"first_token", form::choice(first_token_names), unset("as the engine; prefill without one"),
-       "who shows it: prefill; or decode, as it admits or computes it"},
+       "who shows the token: prefill, or decode at admission or after a step"},
       {"decode_offload", form::flag, unset("false"),
        "decode ranks copy replies to prefill's last tier (SGLang)"}};
   return keys;
 }
 
 namespace {
-
-// The row of a pool's engine, or nullptr.
-const ServingEngine* engine_of(const ServedModel& pool) {
-  return find_engine(std::string_view(pool.engine).substr(0, pool.engine.find(' ')));
-}
 
 // NVLink where one domain holds all GPUs, unless the network is asked for. Between two clusters the
 // network.
@@ -231,8 +226,8 @@ KvLinkSpec read_link(const ConfigNode& node, PoolSpec& prefill, PoolSpec& decode
       options.child("level").fail("NVLink joins {} GPUs, the pools have {}; use \"network\"",
                                   cluster.scale_up_domain, gpus);
     }
-    const ServingEngine* const from = engine_of(prefill);
-    const ServingEngine* const to = engine_of(decode);
+    const ServingEngine* const from = find_engine(prefill.engine_name());
+    const ServingEngine* const to = find_engine(decode.engine_name());
     KvLinkSpec link{by_network, static_cast<KvSends>(options.choice_or(
                                     "sends", kv_sends_names,
                                     std::size_t(from ? from->kv_sends : KvSends::layer)))};

@@ -51,11 +51,11 @@ void refuse_keys_beside_pools(const ConfigNode& experiment);
 
 /// Reads prefill and decode on GPUs of their own: {"prefill": {..}, "decode": {..}} under "pools",
 /// and "kv_transfer": {"level": "nvlink" | "network"}. A request is prefilled, up to its first
-/// token, in one pool; its KV cache crosses a link; it is decoded in the other. A
-/// pool's config is the whole one with the keys of the pool in the place of its own. "level" is
-/// NVLink if one domain holds all GPUs. Keys that must be equal in both (workload, model, seed, ..)
-/// are refused. A pool may have a "cluster" of its own: KV caches then cross the network, at the
-/// rate of the slower NIC. Throws ConfigError.
+/// token, in one pool; its KV cache crosses a link; it is decoded in the other. A pool's config is
+/// the whole one with the keys of the pool in the place of its own. "level" is NVLink if one domain
+/// holds all GPUs. Keys that must be equal in both (workload, model, seed, ..) are refused. A pool
+/// may have a "cluster" of its own: KV caches then cross the network, at the rate of the slower
+/// NIC. Throws ConfigError.
 ExperimentSpec read_pools(const ConfigNode&, const Policies&);
 std::span<const Key> pools_keys();
 std::span<const Key> kv_transfer_keys();

@@ -139,6 +139,10 @@ struct ServedModel {
   int may_join = 0;           ///< EP groups of the other pool that may take this one's role
   bool prefill_only = false;  ///< a request leaves after its first token, with its KV cache
   FirstToken first_token = FirstToken::prefill;  ///< of two pools, the same in both
+  /// The preset's name without the version, or empty.
+  std::string engine_name() const { return engine.substr(0, engine.find(' ')); }
+  /// True if this is the pool that shows first tokens, and it does so then.
+  bool shows_first(FirstToken when) const { return !prefill_only && first_token == when; }
   /// Cluster that holds the experts.
   const ClusterSpec& expert_cluster() const { return ffn_cluster ? *ffn_cluster : cluster; }
   /// Does the same with each cluster.

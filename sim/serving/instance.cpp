@@ -85,9 +85,8 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   // If tokens arrive computed (a prompt, or a prompt and the first output token), the last one is
   // left, and its step emits the next. The first is emitted again where clients see it then. What
   // was generated before a failure is lost with the KV cache.
-  const bool again = deployment_.first_token == FirstToken::decode && !deployment_.prefill_only &&
-                     request.first_token == Time{};
-  if (again) request.generated = 0;
+  if (deployment_.shows_first(FirstToken::decode) && request.first_token == Time{})
+    request.generated = 0;
   const bool computed = request.kv_arrived || (request.generated == 0 &&
                                                deployment_.scheduler->prompts_arrive_computed());
   const std::int32_t tokens = request.prompt_tokens + request.generated;

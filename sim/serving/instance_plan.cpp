@@ -242,8 +242,8 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
 // A client sees the prefill pool's token now, where the decode pool shows it.
 void Instance::show_first(Rank& rank, std::size_t place) {
   const std::uint32_t id = rank.running[place].request;
-  const bool here = deployment_.first_token == FirstToken::admission && !deployment_.prefill_only;
-  if (!here || requests_[id].first_token != Time{}) return;
+  if (!deployment_.shows_first(FirstToken::admission) || requests_[id].first_token != Time{})
+    return;
   requests_[id].first_token = rank.progress[place].last_token = summary_.start;
   milestones_.push_back({id, true, false});
 }

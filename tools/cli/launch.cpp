@@ -88,7 +88,7 @@ Server server_of(const ExperimentSpec& spec, const PoolSpec& pool, const std::st
           .gpus_per_node = pool.cluster.gpus_per_node,
           .has_nvfp4 = pool.cluster.gpu.dense_peak.contains(Precision::nvfp4),
           .platform = pool.cluster.gpu.platform,
-          .engine = pool.engine.substr(0, pool.engine.find(' ')),
+          .engine = pool.engine_name(),
           .parallel = plan_of_command(pool.parallel),
           .precision = pool.precision,
           .experts = pool.model.experts,

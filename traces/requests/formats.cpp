@@ -288,10 +288,14 @@ RowReader csv_reader(const Format& format, const Rows& rows, std::string_view he
   return {read, /*first_line_is_header=*/true, !format.time.empty()};
 }
 
+std::int64_t blocks_of(std::int64_t tokens, std::int32_t block_tokens) {
+  return (tokens + block_tokens - 1) / block_tokens;
+}
+
 // An id stands for a block's tokens and all before them.
 std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens,
                                     std::int32_t block_tokens) {
-  const std::int64_t blocks = (prompt_tokens + block_tokens - 1) / block_tokens;
+  const std::int64_t blocks = blocks_of(prompt_tokens, block_tokens);
   if (!ids.is_array() || std::ssize(ids) != blocks)
     throw ConfigError("\"hash_ids\" are not {} ids, one for each {} tokens of {}", blocks,
                       block_tokens, prompt_tokens);
@@ -409,13 +413,13 @@ class FirstLine {
     const std::string prompt(format.prompt_tokens);
     if (ids == object_.end() || !object_[prompt].is_number_integer()) return usual;
     const auto tokens = object_[prompt].get<std::int64_t>();
-    const auto fits = [&](std::int64_t block) {
-      return ids->size() > 1 &&
-             (tokens + block - 1) / block == static_cast<std::int64_t>(ids->size());
+    const auto fits = [&](std::int32_t block) {
+      return blocks_of(tokens, block) == std::ssize(*ids);
     };
-    std::int32_t block = 1;
-    while (!fits(usual) && !fits(block) && block < longest) block *= 2;
-    return !fits(usual) && fits(block) ? block : usual;
+    if (ids->size() < 2 || fits(usual)) return usual;
+    for (std::int32_t block = 1; block <= longest; block *= 2)
+      if (fits(block)) return block;
+    return usual;
   }
   RowReader reader(const Format& format, const Rows& rows) const {
     return encoding() == Encoding::csv ? csv_reader(format, rows, line_)

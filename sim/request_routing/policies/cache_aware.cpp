@@ -83,7 +83,7 @@ std::span<const Key> cache_aware_router_keys() {
       {"balance_rel_threshold", form::number(1, 1e9), "1.5",
        "... factor that make ranks unbalanced"},
       {"miss_by_load", form::flag, "false",
-       "without a match the shortest queue (SGLang since December 2025)"},
+       "a prompt without a match goes to the shortest queue (SGLang's today)"},
       {"max_tree_tokens", form::integer(positive_count), "16777216", "remembered per rank"}};
   return keys;
 }

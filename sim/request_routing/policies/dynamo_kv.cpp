@@ -28,11 +28,11 @@ class LiveBlocks {
         known->second.seen = looks_;
     }
     std::erase_if(prompts_, [&](const auto& prompt) {
-      const bool gone = prompt.second.seen != looks_;
-      for (const BlockHash hash : gone ? prompt.second.blocks : std::vector<BlockHash>{}) {
+      if (prompt.second.seen == looks_) return false;
+      for (const BlockHash hash : prompt.second.blocks) {
         if (const auto block = live_.find(hash); --block->second == 0) live_.erase(block);
       }
-      return gone;
+      return true;
     });
   }
   /// Blocks of waiting requests that running ones have too, or that several wait for.
