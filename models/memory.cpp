@@ -238,7 +238,7 @@ KvLayout layer_layout(const MoeModel& model, const ParallelPlan& plan,
   layout.pieces =
       kept_by_stage(model, plan, precision, &Kept::pieces) / double(layout.groups.size());
   double shared = 0;  // with tokens
-  if (!in_pages && !paging.reserves_states) shared += states.of_a_stage(plan.pp);
+  if (!in_pages && paging.state_slots == 0) shared += states.of_a_stage(plan.pp);
   if (paging.window_ratio == 0)
     shared += states_of(model, plan, precision, false).of_a_stage(plan.pp);
   layout.state_blocks =

@@ -28,7 +28,9 @@ struct KvPaging {
   /// Blocks have as many tokens as a layer's state is large. Windows of compressed attention, and
   /// tokens whose entry is open, have groups of their own (vLLM).
   bool pages_as_states = false;
-  bool reserves_states = false;  ///< states have room of their own for all sequences
+  /// States of a sequence in a pool of their own; 0: states are in blocks of the KV cache. With
+  /// more than one (SGLang's radix cache) the pool is as large whoever runs.
+  int state_slots = 0;
   /// Steps of a prompt that windows keep blocks for: those that run at once. vLLM from 0.26 on
   /// schedules one while another runs (vllm#47728).
   int steps_in_flight = 1;

@@ -71,15 +71,19 @@ void make_rules(Deployment& e) {
 
 // Lowers max_num_seqs to the sequences whose states have room, as SGLang does.
 void seat_states(Deployment& e) {
-  const std::int64_t seats = e.model.keeps_state() ? seats_for_states(e) : 0;
-  e.kv_cache.paging.reserves_states = seats > 0;
+  const std::int64_t seats = seats_for_states(e);
+  if (seats == 0) e.kv_cache.paging.state_slots = 0;
   if (seats == 0 || seats >= e.scheduler->max_num_seqs()) return;
   const ConfigNode given = e.node.child("scheduling");
   Json lowered = given.json();
   lowered["max_num_seqs"] = seats;
   e.scheduler = e.policies->scheduling.make(ConfigNode(lowered, given.file(), given.pointer()));
+  const int slots = e.kv_cache.paging.state_slots;
   e.remarks.push_back(fmt::format(
-      "\"scheduling\": states of {} sequences have room, so max_num_seqs is {}", seats, seats));
+      "\"scheduling\": states of {} sequences have room, so max_num_seqs is {}{}", seats, seats,
+      slots > 1
+          ? fmt::format("; each holds {} for the prefix cache (\"kv_cache\": state_slots)", slots)
+          : ""));
 }
 
 }  // namespace
@@ -97,7 +101,7 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
     cut.rebalancer = e.rebalancer;
     e.in_decode = std::make_shared<const Deployment>(std::move(cut));
   }
-  if (e.kv_cache.paging.reserves_states) seat_states(e);
+  if (e.kv_cache.paging.state_slots > 0) seat_states(e);
   e.kv_layout = kv_layout_of(e);
   e.kv_held = kv_held_of(e);
   e.memory = memory_budget(e);

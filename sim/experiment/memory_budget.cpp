@@ -194,10 +194,6 @@ void check_memory(const Deployment& e, const MemoryBudget& memory, GpuRole role)
       memory.kv * -1.0);
 }
 
-Bytes states_of_each(const Deployment& e) {
-  return state_bytes(e.model, e.parallel, e.precision) * (1.0 + e.speculation.tokens);
-}
-
 // Before states that have room of their own.
 MemoryBudget before_states(const Deployment& e) {
   const GpuRole role = e.parallel.afd() ? GpuRole::attention : GpuRole::both;
@@ -207,19 +203,42 @@ MemoryBudget before_states(const Deployment& e) {
   return memory;
 }
 
+// States that fit the share of what is left that SGLang gives them, with those between the tokens
+// of a verified draft (kv_cache_configurator.py, _handle_max_mamba_cache).
+struct StatePool {
+  std::int64_t states = 0;
+  Bytes each{};
+  int between = 0;  // of a sequence
+};
+
+StatePool state_pool(const Deployment& e) {
+  constexpr double of_tokens = .9;  // mamba_full_memory_ratio
+  const Bytes each = state_bytes(e.model, e.parallel, e.precision);
+  const int between = e.speculation.tokens > 0 ? e.speculation.tokens + 1 : 0;
+  const double with_those = 1 + double(between) / e.kv_cache.paging.state_slots;
+  const double states = before_states(e).kv * (of_tokens / (1 + of_tokens)) / (each * with_those);
+  return {static_cast<std::int64_t>(std::clamp(states, 0., 1e9)), each, between};
+}
+
+// SGLang makes as many states as sequences may run if each has one alone.
+Bytes bytes_for_states(const Deployment& e) {
+  const StatePool pool = state_pool(e);
+  const std::int64_t seats = e.scheduler->max_num_seqs();
+  const std::int64_t states = e.kv_cache.paging.state_slots > 1 ? pool.states : seats;
+  return pool.each * double(states + pool.between * seats);
+}
+
 }  // namespace
 
 std::int64_t seats_for_states(const Deployment& e) {
-  constexpr double of_tokens = .9;  // SGLang's mamba_full_memory_ratio
-  const double seats = before_states(e).kv * (of_tokens / (1 + of_tokens)) / states_of_each(e);
-  return static_cast<std::int64_t>(std::clamp(seats, 0., 1e9));
+  return state_pool(e).states / e.kv_cache.paging.state_slots;
 }
 
 MemoryBudget memory_budget(const Deployment& e) {
   const GpuRole role = e.parallel.afd() ? GpuRole::attention : GpuRole::both;
   MemoryBudget memory = before_states(e);
-  if (e.kv_cache.paging.reserves_states) {
-    const Bytes states = states_of_each(e) * double(e.scheduler->max_num_seqs());
+  if (e.kv_cache.paging.state_slots > 0) {
+    const Bytes states = bytes_for_states(e);
     memory.buffers += states;
     memory.kv -= states;
   }

@@ -233,6 +233,9 @@ KvLinkSpec read_link(const ConfigNode& node, PoolSpec& prefill, PoolSpec& decode
                                     std::size_t(from ? from->kv_sends : KvSends::layer)))};
     prefill.first_token = decode.first_token = static_cast<FirstToken>(options.choice_or(
         "first_token", first_token_names, std::size_t(to ? to->first_token : FirstToken::prefill)));
+    // A pool that decodes has no radix cache (sglang#22462).
+    int& slots = decode.kv_cache.paging.state_slots;
+    slots = std::min(slots, 1);
     if (options.optional("decode_offload")) link.decode_offload = options.flag("decode_offload");
     return link;
   });

@@ -35,8 +35,8 @@ std::span<const Key> kv_cache_keys() {
        "tokens of the windows' own pool over those of other layers (SGLang)"},
       {"pages_as_states", form::flag, "false",
        "blocks have as many tokens as a layer's state is large (vLLM)"},
-      {"reserve_states", form::flag, "false",
-       "states of max_num_seqs requests have room of their own, if it fits"},
+      {"state_slots", form::integer(0, 16), "0",
+       "states of a sequence in a pool of their own (SGLang); 0: in blocks"},
       {"steps_in_flight", form::integer(1, 8), "1",
        "steps of a prompt whose tokens windows keep at once (vLLM)"},
       {"layer_per_draft", form::flag, "false",
@@ -233,7 +233,8 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
     if (kv.optional("swa_full_tokens_ratio"))
       paging.window_ratio = kv.number("swa_full_tokens_ratio");
     paging.pages_as_states = kv.flag("pages_as_states");
-    paging.reserves_states = kv.flag("reserve_states");
+    const std::int64_t slots = kv.integer("state_slots");
+    if (spec.model.keeps_state()) paging.state_slots = static_cast<int>(slots);
     paging.steps_in_flight = static_cast<int>(kv.integer("steps_in_flight"));
     if (!kv.optional("free_gpu_memory_fraction")) {
       spec.kv_cache.gpu_memory_utilization = kv.number("gpu_memory_utilization");

@@ -645,7 +645,7 @@ TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no 
   // Layers that compress have blocks for as many tokens as two of their largest entries.
   CHECK(kv_layout(zoo("deepseek_v4_flash"), {}, {}, vllm).block_tokens == 256);
   // Room of their own: blocks are those of tokens alone.
-  const KvLayout apart = kv_layout(model, {}, precision, {.reserves_states = true});
+  const KvLayout apart = kv_layout(model, {}, precision, {.state_slots = 1});
   CHECK(apart.block_tokens == 16);
   CHECK(apart.state_blocks == 0);
 }
@@ -653,7 +653,7 @@ TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no 
 TEST_CASE("SGLang's pools of DeepSeek-V4 take as many bytes a token as its logs say") {
   // V4-Flash on 8 H20: 45.78 GiB for 3,080,960 tokens, its MTP layer's window included.
   const KvLayout layout = kv_layout(zoo("deepseek_v4_flash"), {}, {.kv_cache = Precision::fp8},
-                                    {.window_ratio = .1, .reserves_states = true});
+                                    {.window_ratio = .1, .state_slots = 1});
   const double mtp = .1 * 584;
   const double token = layout.block.value() * double(layout.groups.size()) / layout.block_tokens;
   CHECK_THAT(token + mtp, WithinRel(45.78 * 1024 * 1024 * 1024 / 3'080'960, 1e-3));

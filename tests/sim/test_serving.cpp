@@ -50,20 +50,25 @@ Json with_engine_named(const Json& engine, const Json& set = Json::object()) {
   return json;
 }
 
-TEST_CASE("SGLang runs as many sequences as have room for their states") {
-  const auto deployed = [](int asked) {
-    return load(tiny_experiment(
-        {{"model", "qwen3_next_80b_a3b"},
-         {"precision", {{"experts", "fp8"}}},
-         {"engine", "sglang"},
-         {"parallel", {{"dp", 1}, {"tp", 4}, {"ep", 4}}},
-         {"placement", {{"replication", 1}}},
-         {"kv_cache", {{"gpu_memory_utilization", .5}}},
-         {"scheduling",
-          {{"type", "prefill_first"}, {"max_num_batched_tokens", 8192}, {"max_num_seqs", asked}}},
-         {"workload", {{"gating", {{"requests", 8}}}}}}));
-  };
-  const Experiment few = deployed(4), many = deployed(2000);
+// Qwen3-Next on four GPUs under SGLang, with `slots` states for each sequence; 0: as the preset has
+// it.
+Experiment with_states(int asked, int slots, const Json& engine = "sglang") {
+  Json set = {
+      {"model", "qwen3_next_80b_a3b"},
+      {"precision", {{"experts", "fp8"}}},
+      {"engine", engine},
+      {"parallel", {{"dp", 1}, {"tp", 4}, {"ep", 4}}},
+      {"placement", {{"replication", 1}}},
+      {"kv_cache", {{"gpu_memory_utilization", .5}}},
+      {"scheduling",
+       {{"type", "prefill_first"}, {"max_num_batched_tokens", 8192}, {"max_num_seqs", asked}}},
+      {"workload", {{"gating", {{"requests", 8}}}}}};
+  if (slots > 0) set["kv_cache"]["state_slots"] = slots;
+  return load(tiny_experiment(set));
+}
+
+TEST_CASE("SGLang without a radix cache runs as many sequences as have room for their states") {
+  const Experiment few = with_states(4, 1), many = with_states(2000, 1);
   CHECK(few.decode().scheduler->max_num_seqs() == 4);
   CHECK(remarks_of(few).empty());
   const Deployment& e = many.decode();
@@ -76,6 +81,25 @@ TEST_CASE("SGLang runs as many sequences as have room for their states") {
   CHECK(seats * state > .98 * .9 / 1.9 * (tokens + seats * state));
   REQUIRE(remarks_of(many).size() == 1);
   CHECK_THAT(remarks_of(many).front(), Contains("so max_num_seqs is " + std::to_string(seats)));
+}
+
+TEST_CASE("SGLang's radix cache holds several states for each sequence") {
+  // sglang#38846: 9 requests where 47 states have room, five for each.
+  const Experiment alone = with_states(2000, 1), cached = with_states(2000, 0);
+  const std::int32_t states = alone.decode().scheduler->max_num_seqs();
+  CHECK(cached.decode().kv_cache.paging.state_slots == 5);
+  CHECK(cached.decode().scheduler->max_num_seqs() == states / 5);
+  CHECK_THAT(remarks_of(cached).front(), Contains("each holds 5 for the prefix cache"));
+  // The pool is as large for few sequences: tokens have 1 / 1.9 of the rest.
+  const auto tokens = [](const Experiment& e) { return e.decode().memory.kv.value(); };
+  const Experiment few = with_states(4, 0);
+  const Deployment& e = few.decode();
+  const double state = state_bytes(e.model, e.parallel, e.precision).value();
+  const double rest = tokens(with_states(4, 1)) + 4 * state;
+  CHECK(tokens(few) >= rest / 1.9);
+  CHECK(tokens(few) < rest / 1.9 + state);
+  const Json older{{"name", "sglang"}, {"version", "0.5.9"}};
+  CHECK(with_states(2000, 0, older).decode().scheduler->max_num_seqs() == states / 3);
 }
 
 TEST_CASE("copies let more GPUs hold experts than there are experts") {

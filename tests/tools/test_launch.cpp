@@ -306,6 +306,18 @@ TEST_CASE("KV caches have the precision and the blocks that were simulated, or i
   }
 }
 
+TEST_CASE("SGLang's radix cache is off unless states of a sequence are kept for it") {
+  const auto flags = [](const char* model, int slots) {
+    return launch("sglang", with({{"model", model},
+                                  {"precision", {{"experts", "fp8"}}},
+                                  {"kv_cache", {{"state_slots", slots}}}}));
+  };
+  const auto off = Contains("--disable-radix-cache");
+  CHECK_THAT(flags("qwen3_next_80b_a3b", 5), !off);
+  CHECK_THAT(flags("qwen3_next_80b_a3b", 1), off);
+  CHECK_THAT(flags("qwen3_30b_a3b", 5), off);  // keeps no states
+}
+
 TEST_CASE("a benchmark's gaps have the shape that was simulated, or it is noted") {
   const auto gaps = [](Json arrivals) {
     arrivals["rate"] = "0.0002 /s";
