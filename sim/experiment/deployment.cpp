@@ -86,6 +86,16 @@ void seat_states(Deployment& e) {
           : ""));
 }
 
+// vLLM captures graphs for all sequences, each with a block for its state (vllm#49064).
+void check_states_in_pages(Deployment& e) {
+  const std::int64_t seats = e.scheduler->max_num_seqs(), blocks = e.memory.kv_blocks;
+  if (!e.kv_cache.paging.pages_as_states || !e.model.keeps_state() || seats <= blocks) return;
+  e.remarks.push_back(fmt::format(
+      "\"scheduling\": max_num_seqs is {}, and {} blocks can hold a state: vLLM does not "
+      "start; give at most {}",
+      seats, blocks, blocks));
+}
+
 }  // namespace
 
 Deployment deploy(const PoolSpec& spec, const Traces& traces) {
@@ -106,6 +116,7 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   e.kv_held = kv_held_of(e);
   e.memory = memory_budget(e);
   if (e.parallel.afd()) e.ffn_memory = ffn_memory_budget(e);
+  check_states_in_pages(e);
   check_tiers(e);
   check_outages(e);
   e.request_router = e.request_routing.make(router_context(e));

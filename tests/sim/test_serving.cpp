@@ -102,6 +102,27 @@ TEST_CASE("SGLang's radix cache holds several states for each sequence") {
   CHECK(with_states(2000, 0, older).decode().scheduler->max_num_seqs() == states / 3);
 }
 
+TEST_CASE("vLLM does not start with more sequences than blocks for their states") {
+  // vllm#49064: "max_num_seqs (1024) exceeds available Mamba cache blocks (969)".
+  const auto too_many = [](int asked, double share) {
+    const Experiment e = load(tiny_experiment(
+        {{"model", "qwen3_next_80b_a3b"},
+         {"engine", "vllm"},
+         {"parallel", {{"dp", 1}, {"tp", 4}, {"ep", 4}}},
+         {"placement", {{"replication", 1}}},
+         {"kv_cache", {{"gpu_memory_utilization", share}}},
+         {"scheduling", {{"max_num_seqs", asked}, {"max_num_batched_tokens", 2048}}},
+         {"workload", {{"gating", {{"requests", 8}}}}}}));
+    const bool said = std::ranges::any_of(remarks_of(e), [](const std::string& remark) {
+      return remark.find("blocks can hold a state: vLLM does not start") != remark.npos;
+    });
+    CHECK(said == (asked > e.decode().memory.kv_blocks));
+    return said;
+  };
+  CHECK_FALSE(too_many(64, .9));
+  CHECK(too_many(2048, .6));
+}
+
 TEST_CASE("copies let more GPUs hold experts than there are experts") {
   const Json wide{{"parallel", {{"dp", 32}, {"tp", 1}, {"ep", 32}}},
                   {"cluster", "../hardware/clusters/h100x32.json"},
