@@ -28,9 +28,10 @@ struct KvPaging {
   /// Blocks have as many tokens as a layer's state is large. Windows of compressed attention, and
   /// tokens whose entry is open, have groups of their own (vLLM).
   bool pages_as_states = false;
-  /// States of a sequence in a pool of their own; 0: states are in blocks of the KV cache. With
-  /// more than one (SGLang's radix cache) the pool is as large whoever runs.
+  /// States of a sequence in a pool of their own; 0: states are in blocks of the KV cache.
   int state_slots = 0;
+  /// True if a prefix cache keeps states too, in a pool as large for any number of sequences.
+  bool caches_states() const { return state_slots > 1; }
   /// Steps of a prompt that windows keep blocks for: those that run at once. vLLM from 0.26 on
   /// schedules one while another runs (vllm#47728).
   int steps_in_flight = 1;

@@ -78,16 +78,20 @@ void seat_states(Deployment& e) {
   Json lowered = given.json();
   lowered["max_num_seqs"] = seats;
   e.scheduler = e.policies->scheduling.make(ConfigNode(lowered, given.file(), given.pointer()));
-  const int slots = e.kv_cache.paging.state_slots;
-  e.remarks.push_back(fmt::format(
-      "\"scheduling\": states of {} sequences have room, so max_num_seqs is {}{}", seats, seats,
-      slots > 1
-          ? fmt::format("; each holds {} for the prefix cache (\"kv_cache\": state_slots)", slots)
-          : ""));
+  const KvPaging& paging = e.kv_cache.paging;
+  const std::string why = paging.caches_states()
+                              ? fmt::format(
+                                    "; each holds {} for the prefix cache (\"kv_cache\": "
+                                    "state_slots)",
+                                    paging.state_slots)
+                              : "";
+  e.remarks.push_back(
+      fmt::format("\"scheduling\": states of {} sequences have room, so max_num_seqs is {}{}",
+                  seats, seats, why));
 }
 
 // vLLM captures graphs for all sequences, each with a block for its state (vllm#49064).
-void check_states_in_pages(Deployment& e) {
+void remark_on_state_blocks(Deployment& e) {
   const std::int64_t seats = e.scheduler->max_num_seqs(), blocks = e.memory.kv_blocks;
   if (!e.kv_cache.paging.pages_as_states || !e.model.keeps_state() || seats <= blocks) return;
   e.remarks.push_back(fmt::format(
@@ -116,7 +120,7 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   e.kv_held = kv_held_of(e);
   e.memory = memory_budget(e);
   if (e.parallel.afd()) e.ffn_memory = ffn_memory_budget(e);
-  check_states_in_pages(e);
+  remark_on_state_blocks(e);
   check_tiers(e);
   check_outages(e);
   e.request_router = e.request_routing.make(router_context(e));

@@ -211,34 +211,34 @@ struct StatePool {
   int between = 0;  // of a sequence
 };
 
-StatePool state_pool(const Deployment& e) {
+StatePool state_pool(const Deployment& e, Bytes rest) {
   constexpr double of_tokens = .9;  // mamba_full_memory_ratio
   const Bytes each = state_bytes(e.model, e.parallel, e.precision);
   const int between = e.speculation.tokens > 0 ? e.speculation.tokens + 1 : 0;
   const double with_those = 1 + double(between) / e.kv_cache.paging.state_slots;
-  const double states = before_states(e).kv * (of_tokens / (1 + of_tokens)) / (each * with_those);
+  const double states = rest * (of_tokens / (1 + of_tokens)) / (each * with_those);
   return {static_cast<std::int64_t>(std::clamp(states, 0., 1e9)), each, between};
 }
 
 // SGLang makes as many states as sequences may run if each has one alone.
-Bytes bytes_for_states(const Deployment& e) {
-  const StatePool pool = state_pool(e);
+Bytes bytes_for_states(const Deployment& e, Bytes rest) {
+  const StatePool pool = state_pool(e, rest);
   const std::int64_t seats = e.scheduler->max_num_seqs();
-  const std::int64_t states = e.kv_cache.paging.state_slots > 1 ? pool.states : seats;
+  const std::int64_t states = e.kv_cache.paging.caches_states() ? pool.states : seats;
   return pool.each * double(states + pool.between * seats);
 }
 
 }  // namespace
 
 std::int64_t seats_for_states(const Deployment& e) {
-  return state_pool(e).states / e.kv_cache.paging.state_slots;
+  return state_pool(e, before_states(e).kv).states / e.kv_cache.paging.state_slots;
 }
 
 MemoryBudget memory_budget(const Deployment& e) {
   const GpuRole role = e.parallel.afd() ? GpuRole::attention : GpuRole::both;
   MemoryBudget memory = before_states(e);
   if (e.kv_cache.paging.state_slots > 0) {
-    const Bytes states = bytes_for_states(e);
+    const Bytes states = bytes_for_states(e, memory.kv);
     memory.buffers += states;
     memory.kv -= states;
   }

@@ -50,9 +50,8 @@ Json with_engine_named(const Json& engine, const Json& set = Json::object()) {
   return json;
 }
 
-// Qwen3-Next on four GPUs under SGLang, with `slots` states for each sequence; 0: as the preset has
-// it.
-Experiment with_states(int asked, int slots, const Json& engine = "sglang") {
+// Qwen3-Next on four GPUs.
+Experiment with_states(const Json& engine, int asked, const Json& changes = Json::object()) {
   Json set = {
       {"model", "qwen3_next_80b_a3b"},
       {"precision", {{"experts", "fp8"}}},
@@ -63,12 +62,15 @@ Experiment with_states(int asked, int slots, const Json& engine = "sglang") {
       {"scheduling",
        {{"type", "prefill_first"}, {"max_num_batched_tokens", 8192}, {"max_num_seqs", asked}}},
       {"workload", {{"gating", {{"requests", 8}}}}}};
-  if (slots > 0) set["kv_cache"]["state_slots"] = slots;
+  set.merge_patch(changes);
   return load(tiny_experiment(set));
 }
 
+const Json one_state{{"kv_cache", {{"state_slots", 1}}}};
+
 TEST_CASE("SGLang without a radix cache runs as many sequences as have room for their states") {
-  const Experiment few = with_states(4, 1), many = with_states(2000, 1);
+  const Experiment few = with_states("sglang", 4, one_state),
+                   many = with_states("sglang", 2000, one_state);
   CHECK(few.decode().scheduler->max_num_seqs() == 4);
   CHECK(remarks_of(few).empty());
   const Deployment& e = many.decode();
@@ -85,34 +87,31 @@ TEST_CASE("SGLang without a radix cache runs as many sequences as have room for 
 
 TEST_CASE("SGLang's radix cache holds several states for each sequence") {
   // sglang#38846: 9 requests where 47 states have room, five for each.
-  const Experiment alone = with_states(2000, 1), cached = with_states(2000, 0);
+  const Experiment alone = with_states("sglang", 2000, one_state),
+                   cached = with_states("sglang", 2000);
   const std::int32_t states = alone.decode().scheduler->max_num_seqs();
   CHECK(cached.decode().kv_cache.paging.state_slots == 5);
   CHECK(cached.decode().scheduler->max_num_seqs() == states / 5);
   CHECK_THAT(remarks_of(cached).front(), Contains("each holds 5 for the prefix cache"));
   // The pool is as large for few sequences: tokens have 1 / 1.9 of the rest.
   const auto tokens = [](const Experiment& e) { return e.decode().memory.kv.value(); };
-  const Experiment few = with_states(4, 0);
+  const Experiment few = with_states("sglang", 4);
   const Deployment& e = few.decode();
   const double state = state_bytes(e.model, e.parallel, e.precision).value();
-  const double rest = tokens(with_states(4, 1)) + 4 * state;
+  const double rest = tokens(with_states("sglang", 4, one_state)) + 4 * state;
   CHECK(tokens(few) >= rest / 1.9);
   CHECK(tokens(few) < rest / 1.9 + state);
   const Json older{{"name", "sglang"}, {"version", "0.5.9"}};
-  CHECK(with_states(2000, 0, older).decode().scheduler->max_num_seqs() == states / 3);
+  CHECK(with_states(older, 2000).decode().scheduler->max_num_seqs() == states / 3);
 }
 
 TEST_CASE("vLLM does not start with more sequences than blocks for their states") {
   // vllm#49064: "max_num_seqs (1024) exceeds available Mamba cache blocks (969)".
   const auto too_many = [](int asked, double share) {
-    const Experiment e = load(tiny_experiment(
-        {{"model", "qwen3_next_80b_a3b"},
-         {"engine", "vllm"},
-         {"parallel", {{"dp", 1}, {"tp", 4}, {"ep", 4}}},
-         {"placement", {{"replication", 1}}},
-         {"kv_cache", {{"gpu_memory_utilization", share}}},
-         {"scheduling", {{"max_num_seqs", asked}, {"max_num_batched_tokens", 2048}}},
-         {"workload", {{"gating", {{"requests", 8}}}}}}));
+    const Experiment e = with_states("vllm", asked,
+                                     {{"precision", {{"experts", "bf16"}}},
+                                      {"kv_cache", {{"gpu_memory_utilization", share}}},
+                                      {"scheduling", {{"max_num_batched_tokens", 2048}}}});
     const bool said = std::ranges::any_of(remarks_of(e), [](const std::string& remark) {
       return remark.find("blocks can hold a state: vLLM does not start") != remark.npos;
     });

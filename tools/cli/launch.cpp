@@ -106,7 +106,7 @@ Server server_of(const ExperimentSpec& spec, const PoolSpec& pool, const std::st
           .drafts_itself = pool.speculation.has_module() && pool.model.draft_layers > 0,
           .two_batches = pool.overlap.two_batch.has_value(),
           .waterfill = pool.shared_expert.draws(),
-          .prefix_caching = pool.prefix_caching || pool.kv_cache.paging.state_slots > 1,
+          .prefix_caching = pool.prefix_caching || pool.kv_cache.paging.caches_states(),
           .has_windows = has_windows(pool),
           .keeps_all = pool.kv_cache.paging.keeps_all,
           .block_tokens = pool.kv_cache.paging.block_tokens,
@@ -206,9 +206,10 @@ void note_common(const PoolSpec& pool, Notes& notes) {
       most > 0 && !pool.node.json().contains("max_model_len"))
     notes.push_back(
         fmt::format("requests of more than {} tokens; those of the load are shorter", most));
-  if (pool.kv_cache.paging.state_slots > 1) {
+  if (pool.kv_cache.paging.caches_states()) {
     if (pool.workload.shares_prefixes())
-      notes.push_back("hits of the prefix cache; the experiment has its memory alone");
+      notes.push_back(
+          "prompts that are computed whole; the server finds shared prefixes in its cache");
   } else if (!pool.prefix_caching) {
     notes.push_back(pool.workload.shares_prefixes()
                         ? "prefix caching; the experiment has none, though prompts share prefixes"
