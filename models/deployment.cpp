@@ -128,8 +128,11 @@ PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored
                                     : precision_json(plan.attention, plan.attention_shares)),
         plan.ffn_shares);
     plan.kv_cache = static_cast<Precision>(r.child_or("kv_cache", text(from.kv_cache)).choice());
-    plan.activations =
-        static_cast<Precision>(r.child_or("activations", text(from.activations)).choice());
+    const bool whole = plan.experts == Precision::bf16 && plan.attention == Precision::bf16 &&
+                       plan.ffn == Precision::bf16 && plan.expert_shares.empty() &&
+                       plan.attention_shares.empty();
+    plan.activations = static_cast<Precision>(
+        r.child_or("activations", text(whole ? Precision::bf16 : from.activations)).choice());
     plan.state_bytes = from.state_bytes;
     if (r.optional("state")) {
       const auto state = choice<StatePrecision>(r, "state", state_precisions);

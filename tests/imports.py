@@ -435,6 +435,11 @@ def rows_and_layers(work):
     bare = base64.b64encode(struct.pack(f"<{len(flat(among))}i", *flat(among))).decode()
     small(work, "bare ids of blocks", "sglang", nemotron, "a.json",
           json.dumps({"meta_info": {"prompt_tokens": 2, "routed_experts": bare}}).encode(), ids=real, numbers=numbers)
+    shaped = {"data": base64.b64encode(bytes(flat(among))).decode(), "shape": [3, len(blocks), 2], "start": 0, "dtype": "uint8"}
+    dynamo = lambda more: json.dumps({"choices": [{"routed_experts": shaped | more}], "usage": {"prompt_tokens": 2}}).encode()
+    small(work, "ids with a shape", "vllm", nemotron, "a.json", dynamo({}), ids=real, numbers=numbers)
+    small(work, "ids of another shape", "vllm", nemotron, "a.json", dynamo({"shape": [4, len(blocks), 2]}), "not of their shape", expected=2)
+    small(work, "ids of no type", "vllm", nemotron, "a.json", dynamo({"dtype": "float8"}), '"dtype"', expected=2)
     log = "".join(json.dumps({"req_id": 1, "token_idx": t, "layer": layer, "topk_ids": ids}) + "\n"
                   for t, row in enumerate(real) for layer, ids in zip(numbers, row))
     small(work, "a log of blocks", "jsonl", nemotron, "a.jsonl", log.encode(), ids=real, numbers=numbers)

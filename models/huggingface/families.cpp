@@ -289,6 +289,8 @@ constexpr HfFamily families[] = {
     HfFamily{"qwen3_next", "Qwen3NextForCausalLM", &qwen_next},
     HfFamily{"qwen3_omni_moe_text", "Qwen3OmniMoeForConditionalGeneration", &qwen_moe, "qwen3"},
     HfFamily{"qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", &qwen_moe, "qwen3"},
+    HfFamily{"sarvam_mla", "SarvamMLAForCausalLM", &bailing},
+    HfFamily{"sarvam_moe", "SarvamMoEForCausalLM", &bailing},
     HfFamily{"smallthinker", "SmallThinkerForCausalLM", &smallthinker},
     HfFamily{"solar_open", "SolarOpenForCausalLM", &solar},
     HfFamily{"step3_text", "Step3TextForCausalLM", &step3},

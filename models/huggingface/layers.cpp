@@ -74,6 +74,13 @@ void read_layer_types(ConfigReader& r, ModelDraft& m) {
                                                           "indexed_attention",
                                                           "minimax_m3_sparse"};
   const std::vector<ConfigNode> types = of_each_layer(r, "layer_types", m.layers.size());
+  // Windows of K-EXAONE 2.0.
+  std::vector<ConfigNode> windows;
+  if (present(r, "sliding_windows")) windows = of_each_layer(r, "sliding_windows", m.layers.size());
+  const auto window_of = [&](int i) {
+    return windows.empty() ? count(r, "sliding_window")
+                           : static_cast<int>(windows[at(i)].integer(at_least_one));
+  };
   for_layers(m, [&](int i, LayerDraft& layer) {
     const ConfigNode& type = types[at(i)];
     const std::string name = type.text();
@@ -89,7 +96,7 @@ void read_layer_types(ConfigReader& r, ModelDraft& m) {
       type.fail("sparse attention of this architecture is not modelled");
     layer.chunked = name == "chunked_attention";
     layer.window = layer.chunked                 ? count(r, "attention_chunk_size")
-                   : name == "sliding_attention" ? count(r, "sliding_window")
+                   : name == "sliding_attention" ? window_of(i)
                                                  : 0;
   });
 }

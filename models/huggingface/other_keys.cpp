@@ -47,8 +47,9 @@ constexpr Harmless harmless[] = {
      "qk_norm_type query_pre_attn_scalar residual_in_fp32 residual_multiplier rms_norm_eps "
      "rope_interleave rope_parameters rope_scaling rope_theta rotary_dim route_norm "
      "routed_scaling_factor router_activation_func router_dtype router_scaling_factor "
-     "score_function scoring_func swa_rope_theta swiglu_alpha swiglu_limit time_step_floor "
-     "time_step_limit time_step_max time_step_min topk_method use_gemma_norm use_grouped_topk "
+     "score_function scoring_func swa_rope_theta swiglu_alpha swiglu_limit swiglu_limits "
+     "time_step_floor time_step_limit time_step_max time_step_min topk_method use_gemma_norm "
+     "use_grouped_topk "
      "use_qk_norm use_rmsnorm "},
     {"biases, sinks, gates of one number: below a thousandth of a layer",
      " add_full_attention_sink_bias add_swa_attention_sink_bias attention_bias "
@@ -56,7 +57,8 @@ constexpr Harmless harmless[] = {
      "qkv_bias use_bias use_conv_bias use_head_wise_attn_gate use_moe_router_bias use_qkv_bias "
      "use_expert_bias use_routing_bias "},
     {"drafts are what an experiment's \"speculative\" says",
-     " mtp_hybrid_override_pattern mtp_transformer_layers mtp_use_dedicated_embeddings use_mtp "},
+     " mtp_hybrid_override_pattern mtp_layer_types mtp_sliding_windows mtp_transformer_layers "
+     "mtp_use_dedicated_embeddings use_mtp "},
     {"experts by token id are drawn like the others'; inputs that are no text",
      " num_hash_layers use_bidirectional_attention vocab_size_per_layer_input "},
 };
@@ -68,6 +70,7 @@ struct SaidElsewhere {
 };
 constexpr SaidElsewhere said_elsewhere[] = {
     {"attention_chunk_size", " mimo_v2 mimo_v2_flash "},
+    {"attn_type_list", " minimax_m2 "},
     {"attn_output_gate", " qwen3_5_moe_text "},
     {"block_size", " minimax minimax_m1 minimax_text_01 "},
     {"chunk_size", " nemotron_h "},

@@ -227,12 +227,14 @@ class RuleReader {
       const Precision stored = blocks ? Precision::fp8_block : Precision::fp8;
       rules_.otherwise = {stored, stored};
       if (method_ == "w4afp8") rules_.experts = Scheme{Precision::int4, Precision::fp8};
-      // Experts of MiMo-V2.6.
-      const std::string kept = text_of(json_, "store_dtype");
-      if (kept == "mxfp4")
-        rules_.experts = Scheme{Precision::mxfp4, stored};
-      else if (!kept.empty())
-        not_known(node_, "\"" + kept + "\"");
+      // Experts of MiMo-V2.6, and those of Ling 3.0.
+      for (const char* key : {"store_dtype", "routed_experts_quant_method"}) {
+        const std::string kept = text_of(json_, key);
+        if (kept == "mxfp4")
+          rules_.experts = Scheme{Precision::mxfp4, stored};
+        else if (!kept.empty() && kept != method_)
+          not_known(node_, "\"" + kept + "\"");
+      }
     } else if (method_ == "w8a8_int8" || method_ == "blockwise_int8") {
       rules_.otherwise = {Precision::int8, Precision::int8};
     } else if (method_ == "mxfp4") {  // multiplied in bf16

@@ -337,6 +337,9 @@ TEST_CASE("windows follow layer_types, or the architecture's own rule without th
   json["layer_types"] = {"sliding_attention", "full_attention", "full_attention", "full_attention"};
   CHECK(window_of(read(json).layers[0]) == 256);
   CHECK(window_of(read(json).layers[3]) == 0);
+  json["sliding_windows"] = {4096, 0, 0, 0};  // K-EXAONE 2.0's
+  CHECK(window_of(read(json).layers[0]) == 4096);
+  json.erase("sliding_windows");
   json["layer_types"][1] = "linear_attention";
   CHECK_THAT(error_of(json),
              Contains("/layer_types/1: linear attention of this architecture is not modelled"));
@@ -818,6 +821,12 @@ TEST_CASE("shared and dense FFNs may be stored otherwise than attention") {
   CHECK(plan.attention == Precision::bf16);
   CHECK(plan.ffn == Precision::nvfp4);
   CHECK(read_precision(config(R"({"experts": "fp8", "attention": "fp8"})")).ffn == Precision::fp8);
+  // Weights in bf16 are multiplied in bf16, whatever the model's files have.
+  const PrecisionPlan files{.experts = Precision::fp8_block,
+                            .attention = Precision::fp8_block,
+                            .activations = Precision::fp8_block};
+  CHECK(read_precision(config(R"({"experts": "bf16", "attention": "bf16"})"), &files).activations ==
+        Precision::bf16);
   const MoeModel model = zoo("deepseek_v3");
   const double wide = non_expert_bytes(model, {}, {}).value();
   const double narrow = non_expert_bytes(model, {}, plan).value();

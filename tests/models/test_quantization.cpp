@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "hardware/shipped.hpp"
 #include "models/memory.hpp"
 #include "models/quantization.hpp"
@@ -160,11 +162,12 @@ TEST_CASE("a format of routed experts goes before that of all else") {
         text("nvfp4", "fp8_block", "bf16", "nvfp4"));
   CHECK(quantised(R"({"quant_method": "w4afp8", "activation_scheme": "dynamic"})") ==
         text("int4", "fp8_block", "bf16", "fp8"));
-  // MiMo-V2.6's, kept in MXFP4.
-  CHECK(quantised(R"({"quant_method": "fp8", "weight_block_size": [128, 128],
-                      "store_dtype": "mxfp4"})") ==
-        text("mxfp4", "fp8_block", "bf16", "fp8_block"));
-  for (const char* key : {"store_dtype", "moe_quant_algo"})
+  // MiMo-V2.6's and Ling 3.0's, kept in MXFP4.
+  for (const char* key : {"store_dtype", "routed_experts_quant_method"})
+    CHECK(quantised(fmt::format(R"({{"quant_method": "fp8", "weight_block_size": [128, 128],
+                                     "{}": "mxfp4"}})",
+                                key)) == text("mxfp4", "fp8_block", "bf16", "fp8_block"));
+  for (const char* key : {"store_dtype", "routed_experts_quant_method", "moe_quant_algo"})
     CHECK_THROWS_WITH(
         stored(qwen({{"quantization_config", {{"quant_method", "fp8"}, {key, "int3"}}}})),
         Contains("\"int3\" is not known"));

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Is what benchmarks write read as they mean it, and refused where it says nothing?
+#include <fmt/format.h>
+
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tools/bench/bench_result.hpp"
@@ -132,6 +134,10 @@ TEST_CASE("a load that a file does not say, or that is none, is refused by its p
       {aiperf(R"({"input": {"fixed_schedule": true}, "loadgen": {"concurrency": 1}})"),
        "fixed_schedule"},
       {vllm(R"({"request_rate": "trace"})"), "recorded times"},
+      {vllm(R"({"max_concurrency": null, "max_concurrent_requests": 6})"),
+       "recorded times (max_concurrent_requests 6 of 200)"},
+      {R"({"timeslices": [)" + aiperf(R"({"loadgen": {"concurrency": 8}})") + "]}",
+       "profile_export_aiperf.json"},
       {"\xFF\xFE{}", "is UTF-16; save it as UTF-8"},
       {"\x1F\x8B\x08{}", "is compressed by gzip; unpack it with gunzip"},
       {aiperf(R"({"loadgen": {"user_centric_rate": 3.0}})"), "user_centric"},
@@ -186,6 +192,8 @@ TEST_CASE("failed and cancelled requests, and lengths and gaps of their own, are
   CHECK_THAT(remarks(vllm(R"({"input_lens": [10, 2038], "output_lens": [128, 128]})")),
              Contains("prompts had 10 to 2038 tokens"));
   CHECK_THAT(remarks(vllm(R"({"random_range_ratio": 0.8})")), Contains("random_range_ratio 0.8"));
+  CHECK(remarks(vllm(R"({"burstiness": 1, "random_range_ratio": 0})")).empty());
+  CHECK(remarks(vllm(R"({"random_range_ratio": 1})")).empty());
   const std::string eight = R"({"loadgen": {"concurrency": 8}})";
   CHECK(remarks(aiperf(eight)).empty());
   CHECK_THAT(remarks(aiperf(eight, R"({"was_cancelled": true})")), Contains("was cancelled"));
@@ -197,6 +205,8 @@ TEST_CASE("failed and cancelled requests, and lengths and gaps of their own, are
                                 "input": {"conversation": {"turn": {"mean": 5}}}})")),
              Contains("turns of conversations"));
   CHECK_THAT(remarks(vllm(R"({"accept_length": 2.7})")), Contains("drafted, 2.7 tokens a step"));
+  CHECK_THAT(remarks(aiperf(eight, R"({"spec_decode_acceptance_length": {"avg": 3.2}})")),
+             Contains("drafted, 3.2 tokens a step"));
   // SGLang's --output-details: "failed" and "num_prompts" are not said, errors are.
   Json detailed = Json::parse(vllm(R"({"errors": ["", "Timeout", "", "Refused"],
                                        "output_lens": [128, 0, 128, 0]})"));
@@ -214,15 +224,18 @@ TEST_CASE("failed and cancelled requests, and lengths and gaps of their own, are
       Contains("equal gaps"));
 }
 
-TEST_CASE("gaps that vLLM's client counts by step are no figure of a run with drafts") {
+TEST_CASE("gaps that a client counts by step are no figure of a run with drafts") {
   const std::string gaps = R"({"mean_itl_ms": 21.0, "p99_itl_ms": 25.0)";
   const BenchRun plain = only(vllm(gaps + "}"));
   CHECK(plain.figures.at("mean_itl_ms") == 21);
-  const std::string drafting = vllm(gaps + R"(, "spec_decode_acceptance_length": 2.4})");
-  const BenchRun drafted = only(drafting);
-  CHECK(drafted.figures.size() == plain.figures.size() - 2);
-  CHECK(drafted.figures.at("mean_tpot_ms") == 12.5);
-  CHECK_THAT(remarks(drafting), Contains("ITL is left out"));
+  // vLLM's client and TensorRT-LLM's.
+  for (const char* said : {"spec_decode_acceptance_length", "mean_avg_decoded_tokens_per_iter"}) {
+    const std::string drafting = vllm(fmt::format("{}, \"{}\": 2.4}}", gaps, said));
+    const BenchRun drafted = only(drafting);
+    CHECK(drafted.figures.size() == plain.figures.size() - 2);
+    CHECK(drafted.figures.at("mean_tpot_ms") == 12.5);
+    CHECK_THAT(remarks(drafting), Contains("ITL is left out") && Contains("2.4 tokens a step"));
+  }
   // SGLang's client shares the time of a step out among its tokens.
   CHECK(only(vllm(gaps + R"(, "accept_length": 2.4})")).figures.at("mean_itl_ms") == 21);
 }

@@ -7,6 +7,7 @@
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tools/plan/session_plan.hpp"
+#include "tools/policies/request_info.hpp"
 #include "tools/run/run_csv.hpp"
 #include "tools/sweep/axes.hpp"
 
@@ -16,6 +17,7 @@ namespace {
 
 using test::load;
 using test::source_dir;
+using test::TemporaryFile;
 using test::tiny_experiment;
 
 // Turns of a session: 1,000 tokens, then 200 more each time, 100 out, 2 s apart.
@@ -219,6 +221,25 @@ TEST_CASE("sessions of --sessions: a preset, what workload/sessions has, or an e
   CHECK(!deployment.at("workload").contains("lengths"));
   CHECK(find_value(deployment, "/workload/sessions/start_at")->get<std::string>() == "uniform");
   CHECK(find_value(deployment, "/kv_cache/prefix_caching")->get<bool>());
+}
+
+TEST_CASE("a key without a value says as little as no key") {
+  const std::string row = R"({"session_id": "a", "input_length": 600, "output_length": 5)";
+  const TemporaryFile bare("sessions.jsonl", row + "}\n" + row + R"(, "delay": 5})"),
+      nulls("sessions.jsonl",
+            row + R"(, "timestamp": null, "delay": null, "hash_ids": null, "class": null})" + "\n" +
+                row + R"(, "timestamp": null, "delay": 5})");
+  CHECK(request_info(nulls.path(), 512) == request_info(bare.path(), 512));
+}
+
+TEST_CASE("reuse is counted in the blocks that a file's ids have") {
+  const std::string row =
+      R"({"timestamp": 1, "input_length": 192, "output_length": 3, "hash_ids": )";
+  const TemporaryFile file("requests.jsonl", row + "[1, 2, 3]}\n" + row + "[1, 2, 4]}");
+  const Json reuse = request_info(file.path(), 512).at("reuse");
+  CHECK(reuse.at("block_tokens") == 64);
+  CHECK(reuse.at("lru").at(0).at("hit_rate") == reuse.at("ideal_hit_rate"));
+  CHECK(std::abs(reuse.at("ideal_hit_rate").get<double>() - 1.0 / 3) < 1e-12);
 }
 
 }  // namespace moesim::test_session_plan

@@ -478,13 +478,19 @@ TEST_CASE("a malformed row is refused with its line number") {
       R"({"timestamp": 1, "input_length": 513, "output_length": 3, "hash_ids": [4]})");
   CHECK_THAT(config_error([&] { read_request_trace(ids.path()); }),
              Contains(":1: \"hash_ids\" are not 2 ids"));
-  // Ids may be of fewer tokens than 512, by what the first line has.
+  // Ids may be of fewer tokens than 512, by what the first row with several has.
   const TemporaryFile of_64(
       "requests.txt",
-      R"({"timestamp": 1, "input_length": 129, "output_length": 3, "hash_ids": [4, 5, 6]}
+      R"({"timestamp": 1, "input_length": 30, "output_length": 3, "hash_ids": [4]}
+{"timestamp": 1, "input_length": 129, "output_length": 3, "hash_ids": [4, 5, 6]}
 {"timestamp": 2, "input_length": 64, "output_length": 3, "hash_ids": [4, 5]})");
   CHECK_THAT(config_error([&] { read_request_trace(of_64.path()); }),
-             Contains(":2: \"hash_ids\" are not 1 ids, one for each 64 tokens"));
+             Contains(":3: \"hash_ids\" are not 1 ids, one for each 64 tokens"));
+  const TemporaryFile in_ms("requests.txt",
+                            "timestamp,prompt_tokens,output_tokens\n1700000000250,100,5\n");
+  CHECK_THAT(config_error([&] { read_request_trace(in_ms.path()); }),
+             Contains(":2: \"1700000000250\" is not a time in seconds of this century; "
+                      "a timestamp in ms is divided by 1000"));
   const TemporaryFile other("requests.txt", "a,b,c\n1,2,3\n");
   CHECK_THAT(config_error([&] { read_request_trace(other.path()); }),
              Contains(":1: is not a request trace"));

@@ -97,6 +97,11 @@ BenchLoad load_of_bench_serve(const std::string& where, const Json& result) {
     load.in_flight = limit_in(where, "max_concurrency", *limit);
   const bool at_once = load.rate && std::isinf(*load.rate);
   if (at_once) load.rate.reset();
+  // vLLM's timed_trace says no more: its requests were never half as many at a time as were sent.
+  const auto most = number(result, "/max_concurrent_requests"), sent = number(result, "/completed");
+  if (at_once && !load.in_flight && most && sent && 2 * *most < *sent)
+    refuse_recorded_times(where,
+                          fmt::format("max_concurrent_requests {:.6g} of {:.6g}", *most, *sent));
   if (!load.rate && !load.in_flight && !at_once)
     refuse(where,
            "does not say its load: give it \"max_concurrency\", \"request_rate\", or "
@@ -300,13 +305,23 @@ void remark_lengths(BenchRun& run, const Json& result) {
     if (least == most) continue;
     remark(run, "{} had {:.0f} to {:.0f} tokens; their mean is simulated", what, least, most);
   }
-  if (const auto least = number(result, "/random_range_ratio"); least && *least != 1)
+  // Lengths are fixed at 0 with vLLM's client, and at 1 with SGLang's.
+  const double fixed = result.contains("burstiness") ? 0 : 1;
+  if (const auto ratio = number(result, "/random_range_ratio"); ratio && *ratio != fixed)
     remark(run, "lengths were drawn (random_range_ratio {:.6g}); their means are simulated",
-           *least);
+           *ratio);
 }
 
 void remark_prefixes(BenchRun& run, std::string_view said) {
   remark(run, "prompts had prefixes in common ({}); those simulated have none", said);
+}
+
+void remark_drafts(BenchRun& run, std::optional<double> tokens) {
+  if (tokens && *tokens > 1)
+    remark(run,
+           "the engine drafted, {:.3g} tokens a step on average; give the experiment "
+           "\"speculative\" if it has none",
+           *tokens);
 }
 
 // Number of requests that failed, where it is said or every request has its error, as with SGLang's
@@ -340,18 +355,14 @@ BenchRun of_bench_serve(const std::string& where, const Json& result) {
   remark_lengths(run, result);
   if (text_at(result, "/dataset_name") == "generated-shared-prefix")
     remark_prefixes(run, "generated-shared-prefix");
-  const auto drafted = first_of(result, {"/accept_length", "/spec_decode_acceptance_length"});
-  if (drafted && *drafted > 1)
-    remark(run,
-           "the engine drafted, {:.3g} tokens a step on average; give the experiment "
-           "\"speculative\" if it has none",
-           *drafted);
-  // vLLM's client counts a gap for each step; the simulator counts one for each token, as SGLang's.
-  const bool by_step = number(result, "/spec_decode_acceptance_length").value_or(1) > 1;
-  if (by_step && std::erase_if(run.figures, [](const auto& figure) {
-                   return figure.first.find("_itl_") != figure.first.npos;
-                 }) > 0)
-    remark(run, "ITL is left out: vLLM's client counts one gap for all tokens of a step");
+  // These clients count a gap for each step; the simulator counts one for each token, as SGLang's.
+  const auto by_step =
+      first_of(result, {"/spec_decode_acceptance_length", "/mean_avg_decoded_tokens_per_iter"});
+  remark_drafts(run, by_step ? by_step : number(result, "/accept_length"));
+  if (by_step && *by_step > 1 && std::erase_if(run.figures, [](const auto& figure) {
+                                   return figure.first.find("_itl_") != figure.first.npos;
+                                 }) > 0)
+    remark(run, "ITL is left out: this client counts one gap for all tokens of a step");
   remark_empty(run, std::move(empty));
   return run;
 }
@@ -421,6 +432,7 @@ BenchRun of_genai_perf(const std::string& where, const Json& result) {
       take(run, ours, *value, 1, empty);
   run.load = load_of_phase(where, phase);
   remark_load(run);
+  remark_drafts(run, number(result, "/spec_decode_acceptance_length/avg"));
   const Json* cancelled = find_value(result, "/was_cancelled");
   double failed = 0;
   if (const Json* errors = find_value(result, "/error_summary"); errors && errors->is_array())
@@ -483,6 +495,9 @@ void add_runs(const std::string& where, const Json& json, const Json& around,
     refuse(where,
            "is a report of trtllm-bench, which does not say its --concurrency; give the file of "
            "tensorrt_llm.serve.scripts.benchmark_serving --save-result");
+  if (json.is_object() && json.contains("timeslices"))
+    refuse(where,
+           "has slices of one run of AIPerf; give profile_export_aiperf.json, the whole run");
   if (json.is_object() && (is_nested(json) || is_flat(json))) {
     Json result = json;
     for (const auto& item : around.items())

@@ -45,7 +45,17 @@ OrderedJson reuse_json(const Prompts& prompts, std::int32_t block_tokens) {
   }
 }
 
-OrderedJson requests_json(const RequestTrace& trace, std::int32_t id_block) {
+// Tokens of a block: of the first prompt of several; the longest prompt's if none has several.
+std::int32_t block_of(const Prompts& prompts) {
+  std::int64_t longest = 0;
+  for (const auto& prompt : prompts) {
+    if (prompt->spans.size() > 1) return static_cast<std::int32_t>(prompt->spans.front().end);
+    longest = std::max(longest, prompt->tokens());
+  }
+  return static_cast<std::int32_t>(longest);
+}
+
+OrderedJson requests_json(const RequestTrace& trace) {
   std::vector<double> prompts, outputs;
   Prompts named;
   for (const RequestTrace::Row& row : trace.rows) {
@@ -58,7 +68,7 @@ OrderedJson requests_json(const RequestTrace& trace, std::int32_t id_block) {
   json["prompt_tokens"] = to_json(summarize(prompts));
   json["output_tokens"] = to_json(summarize(outputs));
   json["requests_with_hash_ids"] = named.size();
-  if (named.size() == trace.rows.size()) json["reuse"] = reuse_json(named, id_block);
+  if (named.size() == trace.rows.size()) json["reuse"] = reuse_json(named, block_of(named));
   return json;
 }
 
@@ -202,7 +212,7 @@ OrderedJson request_info(const std::filesystem::path& file, std::int32_t id_bloc
   if (is_session_file(file))
     return sessions_json(read_session_file(file, id_block), id_block,
                          std::filesystem::file_size(file));
-  return requests_json(read_request_trace(file), 512);
+  return requests_json(read_request_trace(file));
 }
 
 std::string request_info_text(const OrderedJson& info) {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the HTTP servers of vLLM and SGLang answer with.
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
+#include "hardware/find_value.hpp"
 #include "hardware/parse_json.hpp"
 #include "traces/import/forms.hpp"
 #include "traces/mapped_file.hpp"
@@ -109,8 +111,32 @@ Array listed_ids(const std::string& place, const Json& rows) {
   return ids;
 }
 
+// Dynamo's {"data": base64, "shape": [tokens, layers, k], "dtype": "uint8"}.
+Array shaped_ids(const std::string& place, const Json& value) {
+  static const std::map<std::string, ElementType, std::less<>> types{{"uint8", ElementType::u8},
+                                                                     {"uint16", ElementType::u16},
+                                                                     {"int16", ElementType::i16},
+                                                                     {"int32", ElementType::i32},
+                                                                     {"int64", ElementType::i64}};
+  const auto type = types.find(text_at(value, "/dtype"));
+  const Json *const data = find_value(value, "/data"), *const shape = find_value(value, "/shape");
+  if (type == types.end() || data == nullptr || !data->is_string() || shape == nullptr)
+    refuse(place, "its routed experts have no \"data\", \"shape\" and \"dtype\" of whole numbers");
+  Array ids;
+  for (const Json& extent : *shape)
+    ids.shape.push_back(extent.is_number_integer() ? extent.get<std::int64_t>() : -1);
+  const std::string bytes = from_base64(place, data->get_ref<const std::string&>());
+  if (elements_of(ids.shape, std::ssize(bytes)) * std::int64_t(bytes_of(type->second)) !=
+      std::ssize(bytes))
+    refuse(place,
+           fmt::format("the {} bytes of its routed experts are not of their shape", bytes.size()));
+  ids.values = decode(type->second, bytes);
+  return ids;
+}
+
 Array ids_of(const std::string& place, const Json& value, const TraceBuilder& builder) {
   if (value.is_array()) return listed_ids(place, value);
+  if (value.is_object()) return shaped_ids(place, value);
   if (!value.is_string()) refuse(place, "its routed experts are neither base64 nor lists");
   const std::string bytes = from_base64(place, value.get_ref<const std::string&>());
   if (bytes.starts_with("\x93NUMPY")) return array_of(NpyArray::parse(bytes, place));

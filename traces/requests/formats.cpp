@@ -100,13 +100,11 @@ nanoseconds parse_date_time(std::string_view text) {
 /// A number of seconds, or a date and time.
 nanoseconds parse_timestamp(std::string_view text) {
   if (text.size() > 4 && text[4] == '-') return parse_date_time(text);
-  constexpr auto latest = std::chrono::seconds(100'000'000'000);  // of 5138
-  const nanoseconds time = parse_seconds(text);
-  if (std::chrono::duration_cast<std::chrono::seconds>(time) > latest || time < -latest)
+  if (std::abs(try_number<double>(text).value_or(0)) * 1e9 >= latest_time)
     throw ConfigError(
-        "\"{}\" is not a time in seconds of this millennium; a timestamp in ms is divided by 1000",
+        "\"{}\" is not a time in seconds of this century; a timestamp in ms is divided by 1000",
         text);
-  return time;
+  return parse_seconds(text);
 }
 
 enum class Encoding { csv, json_lines };
@@ -186,8 +184,8 @@ constexpr std::array gap_columns{GapColumn{"delay", parse_milliseconds},
 
 /// Kind of a file's rows.
 struct Rows {
-  std::string_view session{};  ///< the column of sessions; empty: rows are single requests
-  std::int32_t id_block_tokens = 512;
+  std::string_view session{};        ///< the column of sessions; empty: rows are single requests
+  std::int32_t id_block_tokens = 0;  ///< 0: as the ids of a prompt say
   /// The column of the row that one continues, where `session` names the row alone.
   std::string_view parent{};
   bool ids_of_content = false;  ///< an id names its block's tokens, not those before
@@ -292,6 +290,18 @@ std::int64_t blocks_of(std::int64_t tokens, std::int32_t block_tokens) {
   return (tokens + block_tokens - 1) / block_tokens;
 }
 
+// Tokens that each of so many ids covers: 512, or else the power of two that fits.
+std::int32_t fitting_block(std::int64_t prompt_tokens, const Json& ids) {
+  constexpr std::int32_t usual = 512, longest = 1 << 20;
+  const auto fits = [&](std::int32_t block) {
+    return blocks_of(prompt_tokens, block) == std::ssize(ids);
+  };
+  if (ids.size() < 2 || fits(usual)) return usual;
+  for (std::int32_t block = 1; block <= longest; block *= 2)
+    if (fits(block)) return block;
+  return usual;
+}
+
 // An id stands for a block's tokens and all before them.
 std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens,
                                     std::int32_t block_tokens) {
@@ -360,7 +370,8 @@ std::string json_column(const Json& object, const Format& format, const Rows& ro
 
 RowReader json_reader(const Format& format, const Rows& rows) {
   const auto roots = std::make_shared<Roots>();
-  const auto read = [&format, rows, roots](std::string_view line) {
+  const auto read = [&format, rows, roots,
+                     block = rows.id_block_tokens](std::string_view line) mutable {
     const Json object = json_or_text(line);
     if (!object.is_object()) throw ConfigError("is not a JSON object");
     auto row = read_row(
@@ -368,11 +379,13 @@ RowReader json_reader(const Format& format, const Rows& rows) {
         [&](std::string_view column) { return json_column(object, format, rows, column); },
         [&](std::string_view column) {
           const auto found = object.find(column);
-          return found != object.end() && (column != class_column || !found->is_null());
+          return found != object.end() && !found->is_null();
         });
-    if (const auto ids = object.find("hash_ids"); row && ids != object.end()) {
-      row->prompt_ids = hash_ids(*ids, row->prompt_tokens, rows.id_block_tokens);
-      row->id_block_tokens = row->prompt_ids.empty() ? 0 : rows.id_block_tokens;
+    if (const auto ids = object.find("hash_ids"); row && ids != object.end() && !ids->is_null()) {
+      const std::int32_t of_row = block > 0 ? block : fitting_block(row->prompt_tokens, *ids);
+      if (ids->size() > 1) block = of_row;
+      row->prompt_ids = hash_ids(*ids, row->prompt_tokens, of_row);
+      row->id_block_tokens = row->prompt_ids.empty() ? 0 : of_row;
       if (rows.ids_of_content) chain_ids(row->prompt_ids);
     }
     if (row && !rows.parent.empty())
@@ -405,21 +418,6 @@ class FirstLine {
   }
   bool is_bailian() const {
     return has_lengths_of(bailian) && has(bailian_rows.session) && has(bailian_rows.parent);
-  }
-  /// Tokens that one of its hash_ids covers: 512, or else the power of two that their number fits.
-  std::int32_t id_block_tokens(const Format& format) const {
-    constexpr std::int32_t usual = 512, longest = 1 << 20;
-    const auto ids = object_.is_object() ? object_.find("hash_ids") : object_.end();
-    const std::string prompt(format.prompt_tokens);
-    if (ids == object_.end() || !object_[prompt].is_number_integer()) return usual;
-    const auto tokens = object_[prompt].get<std::int64_t>();
-    const auto fits = [&](std::int32_t block) {
-      return blocks_of(tokens, block) == std::ssize(*ids);
-    };
-    if (ids->size() < 2 || fits(usual)) return usual;
-    for (std::int32_t block = 1; block <= longest; block *= 2)
-      if (fits(block)) return block;
-    return usual;
   }
   RowReader reader(const Format& format, const Rows& rows) const {
     return encoding() == Encoding::csv ? csv_reader(format, rows, line_)
@@ -486,8 +484,7 @@ RowReader recognise_format(std::string_view first_line) {
           session);
   }
   for (const Format& format : formats) {
-    if (line.has_lengths_of(format) && line.has(format.time))
-      return line.reader(format, {.id_block_tokens = line.id_block_tokens(format)});
+    if (line.has_lengths_of(format) && line.has(format.time)) return line.reader(format, {});
   }
   refuse_format();
 }
