@@ -56,10 +56,10 @@ struct RequestTrace {
 ///   moesim                JSON lines: arrival_s, prompt_tokens, output_tokens
 ///                         CSV: the same columns (what `run --requests` writes), or lengths only
 /// JSON lines may have hash_ids, one for each 512 tokens of the prompt, chained. If the first row
-/// with several has another number, each is of the power of two that fits. Every form may have a column
-/// class. Columns may stand in any order among others. Rows out of order are sorted by time, ties
-/// as in the file. Throws ConfigError with the line number at a row that is malformed or asks for
-/// no tokens.
+/// with several has another number, each is of the power of two that fits. Every form may have a
+/// column class. Columns may stand in any order among others. Rows out of order are sorted by time,
+/// ties as in the file. Throws ConfigError with the line number at a row that is malformed or asks
+/// for no tokens.
 RequestTrace read_request_trace(const std::filesystem::path& file);
 
 /// The requests of another trace follow, the first one a mean gap after the last one that was
