@@ -181,7 +181,7 @@ bool Measurement::holds_several_steps(const Totals& totals) const {
 }
 
 bool Measurement::lasts(const Totals& totals) const {
-  constexpr double least = 0.5;  // of the mean time that requests are in flight
+  constexpr double least = 0.9;  // of the mean time that requests are in flight
   return !closed_ || (left_ > 0 && to_seconds(totals.end - totals.begin).count() >=
                                        least * in_flight_seconds_ / double(left_));
 }

@@ -108,8 +108,7 @@ std::string state_of(const MeasurementStats& measurement, const Summary& tpot) {
   if (state == "too_short") {
     text +=
         "RUN TOO SHORT: after the warm-up no request arrived, a group ran fewer than four steps, "
-        "or "
-        "less time passed than half a request takes. Rates include ramp-up and ramp-down. Raise "
+        "or less time passed than a request takes. Rates include ramp-up and ramp-down. Raise "
         "/workload/requests.";
   } else if (measurement.window == "whole") {
     text += " All requests arrived before the warm-up ended: figures are of the whole run.";
