@@ -142,6 +142,7 @@ std::span<const Key> rule_keys() {
       {"output", amount, "0", "times the longest output"},
       {"concurrency", amount, "0", "times the requests in flight"},
       {"concurrency_per_rank", amount, "0", "times those of one attention rank"},
+      {"of_all_ranks", amount, "0", "this, shared out among attention ranks"},
       {"plus", amount, "0", "and this"},
       {"multiple_of", form::integer(positive_count), "1", "rounded up to it"},
       {"at_least", amount, "1", "the least it can be"},
@@ -153,7 +154,8 @@ std::int64_t work_out(const ConfigNode& rule, const Situation& now) {
   return read_object(rule, rule_keys, [&](ConfigReader& r) {
     double value = r.number("prompt") * now.prompt + r.number("output") * now.output +
                    r.number("concurrency") * now.concurrency +
-                   r.number("concurrency_per_rank") * now.concurrency / now.dp + r.number("plus");
+                   r.number("concurrency_per_rank") * now.concurrency / now.dp +
+                   r.number("of_all_ranks") / now.dp + r.number("plus");
     const auto step = static_cast<double>(r.integer("multiple_of"));
     value = std::ceil(value / step) * step;
     return std::llround(std::clamp(value, r.number("at_least"), r.number("at_most")));

@@ -313,6 +313,16 @@ TEST_CASE("rules of a recipe follow the workload, its date and the GPU") {
                    "fp8_block")["max_num_seqs"] == 128);
 }
 
+TEST_CASE("a limit of all attention ranks is shared out among them") {
+  // SGLang runs 256 requests of DeepSeek-V4 where a command gives no --max-running-requests.
+  for (const int dp : {1, 4}) {
+    Json json = with_engine_named({{"name", "sglang"}});
+    json["model"] = "../models/zoo/deepseek_v4_flash.json";
+    json["parallel"] = {{"dp", dp}, {"tp", 4 / dp}, {"ep", 1}};
+    CHECK(filled(json)["scheduling"]["max_num_seqs"] == 256 / dp);
+  }
+}
+
 TEST_CASE("settings may hold up to some lengths and parallelism") {
   const auto named = [&](const char* engine, const char* model, int output, int tp) {
     Json json = with_engine_named({{"name", engine}, {"recipe", "inferencex"}});
