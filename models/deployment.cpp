@@ -129,8 +129,8 @@ PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored
         plan.ffn_shares);
     plan.kv_cache = static_cast<Precision>(r.child_or("kv_cache", text(from.kv_cache)).choice());
     const bool whole = plan.experts == Precision::bf16 && plan.attention == Precision::bf16 &&
-                       plan.ffn == Precision::bf16 && plan.expert_shares.empty() &&
-                       plan.attention_shares.empty();
+                       plan.ffn == Precision::bf16 && !is_mixed(plan.expert_shares) &&
+                       !is_mixed(plan.attention_shares);
     plan.activations = static_cast<Precision>(
         r.child_or("activations", text(whole ? Precision::bf16 : from.activations)).choice());
     plan.state_bytes = from.state_bytes;

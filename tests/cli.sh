@@ -331,6 +331,7 @@ refuses "slots on unsaid GPUs" 'does not say how many GPUs' place --placement "$
 refuses "a policy without a load" 'needs --load FILE or --trace DIR' place --policy eplb --gpus 8
 
 # What a file says is not overlooked for an option, and a cluster has its number of GPUs.
+refuses "a count for a file" "names a file" run "$config" --requests 64
 refuses "an engine beside a file" 'CONFIG excludes --engine' run configs/quick.json --engine sglang
 refuses "GPUs of a cluster" 'excludes' plan --model olmoe_1b_7b --cluster h200x16 --gpus 2 --ttft 1s
 

@@ -196,6 +196,8 @@ constexpr HfLayout qwen_moe{.attention = grouped,
                             .exceptions = qwen_dense_layers};
 constexpr HfLayout qwen_next =
     qwen_moe.but(&HfLayout::attention, gated).but(&HfLayout::exceptions, qwen_delta_nets);
+constexpr HfLayout qwen_next_dense =
+    qwen.but(&HfLayout::attention, gated).but(&HfLayout::exceptions, qwen_delta_nets);
 constexpr HfLayout smallthinker{.attention = grouped,
                                 .experts = needed("moe_num_primary_experts"),
                                 .width = needed("moe_ffn_hidden_size"),
@@ -285,6 +287,7 @@ constexpr HfFamily families[] = {
     HfFamily{"qwen2_moe", "Qwen2MoeForCausalLM", &qwen_moe},
     HfFamily{"qwen3", "Qwen3ForCausalLM", &qwen},
     HfFamily{"qwen3_5_moe_text", "Qwen3_5MoeForConditionalGeneration", &qwen_next},
+    HfFamily{"qwen3_5_text", "Qwen3_5ForConditionalGeneration", &qwen_next_dense},
     HfFamily{"qwen3_moe", "Qwen3MoeForCausalLM", &qwen_moe, "qwen3"},
     HfFamily{"qwen3_next", "Qwen3NextForCausalLM", &qwen_next},
     HfFamily{"qwen3_omni_moe_text", "Qwen3OmniMoeForConditionalGeneration", &qwen_moe, "qwen3"},

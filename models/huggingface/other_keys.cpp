@@ -71,7 +71,7 @@ struct SaidElsewhere {
 constexpr SaidElsewhere said_elsewhere[] = {
     {"attention_chunk_size", " mimo_v2 mimo_v2_flash "},
     {"attn_type_list", " minimax_m2 "},
-    {"attn_output_gate", " qwen3_5_moe_text "},
+    {"attn_output_gate", " qwen3_5_moe_text qwen3_5_text "},
     {"block_size", " minimax minimax_m1 minimax_text_01 "},
     {"chunk_size", " nemotron_h "},
     {"cla_share_factor", " hunyuan_v1_moe "},
@@ -84,7 +84,7 @@ constexpr SaidElsewhere said_elsewhere[] = {
     {"intermediate_size", " minimax_m3 "},
     {"mamba_d_head", " granitemoehybrid "},
     {"mamba_ssm_cache_dtype", " nemotron_h "},
-    {"mamba_ssm_dtype", " qwen3_5_moe_text "},
+    {"mamba_ssm_dtype", " qwen3_5_moe_text qwen3_5_text "},
     {"max_window_layers", " qwen2_moe qwen3_moe "},
     {"moe_layer_freq", " kimi_linear "},
     {"n_shared_experts", " step3p7 "},

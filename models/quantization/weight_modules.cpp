@@ -98,8 +98,8 @@ constexpr Naming namings[] = {
      .experts = "block_sparse_moe.experts",
      .shared = "block_sparse_moe.shared_experts",
      .expert_names = by_number},
-    {.families = " laguna pangu_pro_moe qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_omni_moe_text "
-                 "qwen3_vl_moe_text ",
+    {.families = " laguna pangu_pro_moe qwen2_moe qwen3_5_moe_text qwen3_5_text qwen3_moe "
+                 "qwen3_omni_moe_text qwen3_vl_moe_text ",
      .shared = "mlp.shared_expert",
      .linear = "linear_attn"},
     {.families = " qwen3_next ",

@@ -861,6 +861,19 @@ TEST_CASE("the config.json of a family without a file in the zoo has its publish
   }
 }
 
+TEST_CASE("Qwen3.5 without experts has its published parameters, and states") {
+  const MoeModel model = read_model(config(R"({"model_type": "qwen3_5", "text_config": {
+    "model_type": "qwen3_5_text", "attn_output_gate": true, "full_attention_interval": 4,
+    "head_dim": 256, "hidden_size": 5120, "intermediate_size": 17408, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 48,
+    "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32", "num_attention_heads": 24,
+    "num_hidden_layers": 64, "num_key_value_heads": 4, "tie_word_embeddings": false,
+    "vocab_size": 248320}})"));
+  CHECK(model.unknown_keys.empty());
+  CHECK_THAT(count_parameters(model).total / 1e9, WithinRel(27, .01));  // Qwen3.5-27B
+  CHECK(model.keeps_state());
+}
+
 TEST_CASE("Ling and Step count their shared experts and dense layers as they write them") {
   const MoeModel ling = read_model(config(R"({"architectures": ["BailingMoeV2ForCausalLM"],
     "model_type": "bailing_moe", "first_k_dense_replace": 1, "head_dim": 128, "hidden_size": 4096,

@@ -297,7 +297,7 @@ TEST_CASE(
   CHECK(limits.max_num_tokens == 2048);
   CHECK(limits.graph_sizes == std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256, 384});
   const BenchLimits longer = trtllm_bench_limits(d, bench(32768));
-  CHECK(longer.max_batch_size == d.memory.kv_blocks / (33792 / 16));
+  CHECK(longer.max_batch_size == d.memory.kv_blocks / (33792 / 32));
   CHECK(longer.max_batch_size < 64);
   // No prompt is cut: 1,024 + 64 tokens and more.
   CHECK(longer.max_num_tokens == 2048);

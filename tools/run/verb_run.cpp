@@ -233,6 +233,11 @@ int say_launch(const RunOptions& options, const ConfigNode& config) {
 int run_experiment(const RunOptions& options) {
   const auto threads = at(threads_of(options.threads));
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
+  if (!options.requests.empty() &&
+      options.requests.find_first_not_of("0123456789") == options.requests.npos)
+    throw ConfigError(
+        "--requests {0} names a file; for {0} requests use --set /workload/requests={0}",
+        options.requests);
   for (const auto& file : {options.report, options.profile, options.requests}) {
     require_writable(file);
   }
