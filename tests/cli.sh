@@ -368,6 +368,11 @@ warned_of 'a request of 8388608 tokens needs 524288 KV blocks, .*: vLLM does not
   fail "a run of no step is said to rest on measurements"
 refuses "a deployment without a load" '^moesim: --concurrency or --rate is missing; without CONFIG' run --model olmoe_1b_7b --gpu h100
 refuses "a deployment beside a file" 'CONFIG excludes --model' run "$config" --model olmoe_1b_7b
+for id in nvidia/DeepSeek-R1-0528-NVFP4:deepseek_v3:nvfp4 Qwen/Qwen3-235B-A22B-Instruct-2507-FP8:qwen3_235b_a22b:fp8_block \
+  nvidia/Qwen3-30B-A3B-FP8:qwen3_30b_a3b:fp8 zai-org/GLM-4.6-FP8:glm_4_6:fp8; do
+  IFS=: read -r named model precision <<<"$id"
+  "$moesim" check --model "$named" --gpu b200 --tp 8 --concurrency 8 2>&1 | grep -qF "$named is $model in $precision" || fail "$named is not $model"
+done
 refuses "a GPU that is not known" 'h1000.*did you mean "h100' run --model olmoe_1b_7b --gpu h1000 --concurrency 8
 
 # Bad usage.

@@ -132,6 +132,7 @@ const std::vector<Published>& published() {
       {"minimax_m2_5", 230e9, 10e9, 1e9, 0},
       {"arctic", 480e9, 17e9, 1e9, 0},
       {"glm_4_5_air", 106e9, 12e9, 1e9, 0},
+      {"glm_4_6", 355e9, 32e9, 1e9, 0},
       {"llama_4_scout", 109e9, 17e9, 1e9, 0.87e9},  // the vision encoder
       {"olmoe_1b_7b", 6.9e9, 1.3e9, 1e8, 0},
       {"llama_3_1_8b", 8.03e9, 8.03e9, 1e7, 0},

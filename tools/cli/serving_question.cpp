@@ -171,25 +171,40 @@ Json base_deployment(const ServingQuestion& question, const MoeModel& model,
 }
 
 std::string settle_checkpoint(ServingQuestion& question) {
+  using enum Precision;
   const auto name_of = [](Precision p) { return std::string(precision_names[at(p)]); };
   const auto zoo = [](const std::string& name) {
     return read_checkpoints(ConfigNode::from_file(*shipped_file(Shipped::model, name)));
   };
   if (!question.model.is_string()) return {};
   const auto named = question.model.get<std::string>();
+  const auto take = [&](const std::string& model, Precision precision) {
+    question.model = model;
+    if (question.precision.empty()) question.precision = name_of(precision);
+    return fmt::format("{} is {} in {}", named, model, question.precision);
+  };
   if (!shipped_file(Shipped::model, named)) {
     for (const std::string& model : shipped_names(Shipped::model)) {
       for (const auto& [precision, id] : zoo(model)) {
-        if (id != named) continue;
-        question.model = model;
-        if (question.precision.empty()) question.precision = name_of(precision);
-        return fmt::format("{} is {} in {}", named, model, question.precision);
+        if (id == named) return take(model, precision);
       }
+    }
+    // Others' ids end in a precision: "nvidia/DeepSeek-R1-0528-NVFP4". Authors of models scale FP8
+    // by block, ModelOpt by tensor.
+    const Precision eight = named.starts_with("nvidia/") ? fp8 : fp8_block;
+    const std::pair<std::string_view, Precision> endings[] = {{"-NVFP4-v2", nvfp4},
+                                                              {"-NVFP4", nvfp4},
+                                                              {"-FP4", nvfp4},
+                                                              {"-MXFP4", mxfp4},
+                                                              {"-FP8", eight}};
+    for (const auto& [ending, precision] : endings) {
+      if (!named.ends_with(ending)) continue;
+      const auto file = shipped_file(Shipped::model, named.substr(0, named.size() - ending.size()));
+      if (file) return take(file->stem().string(), precision);
     }
     return {};
   }
   const Checkpoints known = zoo(named);
-  using enum Precision;
   constexpr std::pair<Precision, Precision> published[] = {{fp8, fp8_block}, {int4, int4_g32}};
   for (const auto& [asked, kept] : published) {
     const auto weights = known.find(kept);
