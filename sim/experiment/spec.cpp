@@ -588,15 +588,27 @@ bool fuses_experts(const ChosenPolicies& chosen) {
 
 namespace {
 
+// Layers that draft attend as the last layer with a KV cache does.
+MoeModel with_drafting(const MoeModel& model, int layers) {
+  MoeModel all = model;
+  const auto attends = [](const LayerSpec& layer) { return layer.mixer->kept({}, {}).bytes > 0; };
+  const auto last = std::find_if(model.layers.rbegin(), model.layers.rend(), attends);
+  if (last != model.layers.rend()) all.layers.insert(all.layers.end(), at(layers), *last);
+  return all;
+}
+
 KvLayout paged(const PoolSpec& e, const KvPaging& paging) {
-  KvLayout layout = kv_layout(e.model, e.parallel, e.precision, paging);
+  const double layers = double(e.model.layers.size());
+  const int drafting = !e.speculation.has_module()  ? 0
+                       : e.kv_cache.layer_per_draft ? e.speculation.tokens
+                                                    : 1;
+  // Of other models each layer has as much as the mean one.
+  const bool apart = e.model.keeps_state();
+  KvLayout layout = kv_layout(apart ? with_drafting(e.model, drafting) : e.model, e.parallel,
+                              e.precision, paging);
   // A state for each token that a step may keep.
   layout.state_blocks *= 1 + e.speculation.tokens;
-  if (e.speculation.has_module()) {
-    const double layers = double(e.model.layers.size());
-    const int of_drafts = e.kv_cache.layer_per_draft ? e.speculation.tokens : 1;
-    layout.block = layout.block * ((layers + of_drafts) / layers);
-  }
+  if (!apart) layout.block = layout.block * ((layers + drafting) / layers);
   return layout;
 }
 
