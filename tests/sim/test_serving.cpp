@@ -200,10 +200,10 @@ TEST_CASE("engines choose settings by the sizes of GPU and group, as their sourc
                          Row{"sglang", "l40s", small, 1, 1, .851, 4096, 32},
                          Row{"sglang", "mi355x", small, 1, 8, .908, 16384, 512},
                          Row{"sglang", "mi355x", kimi, 1, 8, .826, 16384, 512},
-                         Row{"vllm", "h100", small, 1, 8, .9, 8192, 512},
-                         Row{"vllm", "rtx_pro_6000", small, 1, 8, .9, 8192, 512},
-                         Row{"vllm", "l40s", small, 1, 8, .9, 2048, 512},
-                         Row{"vllm", "a100_80g", small, 1, 8, .9, 2048, 512}}) {
+                         Row{"vllm", "h100", small, 1, 8, .92, 8192, 512},
+                         Row{"vllm", "rtx_pro_6000", small, 1, 8, .92, 8192, 512},
+                         Row{"vllm", "l40s", small, 1, 8, .92, 2048, 512},
+                         Row{"vllm", "a100_80g", small, 1, 8, .92, 2048, 512}}) {
     CAPTURE(row.engine, row.gpu, row.model);
     Json config = with_engine_named({{"name", row.engine}});
     config["model"] = row.model;
