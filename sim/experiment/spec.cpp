@@ -602,7 +602,7 @@ KvLayout paged(const PoolSpec& e, const KvPaging& paging) {
   const int drafting = !e.speculation.has_module()  ? 0
                        : e.kv_cache.layer_per_draft ? e.speculation.tokens
                                                     : 1;
-  // Of other models each layer has as much as the mean one.
+  // Each layer of other models has as much as the mean one.
   const bool apart = e.model.keeps_state();
   KvLayout layout = kv_layout(apart ? with_drafting(e.model, drafting) : e.model, e.parallel,
                               e.precision, paging);
