@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
@@ -183,7 +184,29 @@ std::optional<std::filesystem::path> shipped_file(Shipped which, std::string_vie
   std::filesystem::path file = data_folder() / kind(which).folder / (short_name(name) + ".json");
   std::error_code none;
   if (std::filesystem::is_regular_file(file, none)) return file;
-  return which == Shipped::model ? model_with_id(name) : std::nullopt;
+  if (which == Shipped::model) return model_with_id(name);
+  const std::string gpu = which == Shipped::gpu ? gpu_file(name) : "";
+  if (gpu.empty()) return std::nullopt;
+  return file.replace_filename(gpu + ".json");
+}
+
+std::string gpu_file(std::string_view name) {
+  static const auto known = [] {
+    const Json file = ConfigNode::from_file(data_folder() / "hardware/names.json").json();
+    return file.at("gpus").get<std::map<std::string, std::string>>();
+  }();
+  std::string plain;
+  for (const char c : name)
+    plain +=
+        c == ' ' || c == '_' ? '-' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (const std::string_view maker : {"NVIDIA-", "AMD-", "INSTINCT-"})
+    if (plain.starts_with(maker)) plain.erase(0, maker.size());
+  plain += '-';
+  std::string_view longest, file;
+  for (const auto& [beginning, of] : known)
+    if (beginning.size() > longest.size() && plain.starts_with(beginning + '-'))
+      longest = beginning, file = of;
+  return std::string(file);
 }
 
 std::filesystem::path named_file(const ConfigNode& node, Shipped which) {

@@ -26,8 +26,13 @@ enum class Shipped { gpu, cluster, model };
 /// The names that there are, sorted.
 std::vector<std::string> shipped_names(Shipped);
 /// The file of a name, or nothing. Names are also found as others write them: "zai-org/GLM-4.5-Air"
-/// is "glm_4_5_air"; a model's also as its file lists them under "huggingface".
+/// is "glm_4_5_air"; a model's also as its file lists them under "huggingface", a GPU's by
+/// gpu_file.
 std::optional<std::filesystem::path> shipped_file(Shipped, std::string_view name);
+
+/// Short name of a GPU that drivers and engines call "NVIDIA H100 80GB HBM3" or "H100-SXM-80GB".
+/// The most words that begin it in hardware/names.json decide; empty if the GPU is not known.
+std::string gpu_file(std::string_view name);
 
 /// The file that a text names: by its path, relative to the text's own file, by a folder with a
 /// config.json, or by a short name, in this order. Throws ConfigError with the nearest names.

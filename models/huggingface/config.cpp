@@ -70,9 +70,10 @@ std::string hf_name(ConfigReader& r) {
 }
 
 // True if the head is the embedding. A text part in transformers has no head of its own: the whole
-// model's file decides. ERNIE's and Gemma 4's classes tie where a file is silent.
+// model's file decides. Cohere's, ERNIE's and Gemma 4's classes tie where a file is silent.
 bool tied_embeddings(ConfigReader& top, ConfigReader& text, std::string_view model_type) {
-  bool tied = model_type == "ernie4_5_moe" || model_type == "gemma4_text";
+  bool tied =
+      model_type == "cohere2_moe" || model_type == "ernie4_5_moe" || model_type == "gemma4_text";
   std::array<ConfigReader*, 2> parts{&top, &text};  // the last one decides
   if (model_type.ends_with("_text")) std::swap(parts[0], parts[1]);
   for (ConfigReader* part : parts)
@@ -115,12 +116,12 @@ int hf_max_positions(ConfigReader& r) {
 // Families whose experts are picked by scores and a bias, which router logits do not show
 // (e_score_correction_bias, expert_bias): transformers' modeling files. Others say it by a key.
 bool picks_with_bias(std::string_view model_type) {
-  static constexpr std::array<std::string_view, 23> families{
-      "afmoe",        "axk1",          "bailing_moe_v2", "bailing_hybrid", "deepseek_v3",
-      "deepseek_v32", "deepseek_v4",   "dots1",          "ernie4_5_moe",   "exaone_moe",
-      "glm4_moe",     "glm4_moe_lite", "glm4v_moe_text", "glm_moe_dsa",    "kimi_k2",
-      "kimi_linear",  "lfm2_moe",      "longcat_flash",  "mimo_v2",        "mimo_v2_flash",
-      "minimax_m2",   "nemotron_h",    "solar_open"};
+  static constexpr std::array<std::string_view, 24> families{
+      "afmoe",         "axk1",         "axk2",          "bailing_moe_v2", "bailing_hybrid",
+      "deepseek_v3",   "deepseek_v32", "deepseek_v4",   "dots1",          "ernie4_5_moe",
+      "exaone_moe",    "glm4_moe",     "glm4_moe_lite", "glm4v_moe_text", "glm_moe_dsa",
+      "kimi_k2",       "kimi_linear",  "lfm2_moe",      "longcat_flash",  "mimo_v2",
+      "mimo_v2_flash", "minimax_m2",   "nemotron_h",    "solar_open"};
   return std::ranges::find(families, model_type) != families.end();
 }
 
@@ -220,8 +221,8 @@ ModelDraft read_hf_config(const ConfigNode& node) {
     m.draft_layers = std::max(m.draft_layers, optional(r, key, 0));
   m.choice_bias = picks_with_bias(family.model_type) ||
                   (present(r, "topk_method") && r.text("topk_method") == "noaux_tc");
-  for (const char* const key :
-       {"use_routing_bias", "use_moe_router_bias", "router_bias", "moe_router_enable_expert_bias"})
+  for (const char* const key : {"use_gate_bias", "use_routing_bias", "use_moe_router_bias",
+                                "router_bias", "moe_router_enable_expert_bias"})
     m.choice_bias = m.choice_bias || (present(r, key) && r.flag(key));
   read_by(*family.layout, r, draft);
   read_layer_types(r, draft);

@@ -75,6 +75,19 @@ void afmoe_windows(ConfigReader& r, ModelDraft& m) {
   window_but_each(r, m, optional(r, "global_attn_every_n_layers", 4));
 }
 
+// Dense layers come first, and have a pattern of their own.
+void cohere_windows(ConfigReader& r, ModelDraft& m) {
+  if (present(r, "layer_types")) return;
+  const int dense = optional(r, "first_k_dense_replace", 0);
+  const int pattern = std::max(1, optional(r, "sliding_window_pattern", 4));
+  const int of_dense = std::max(1, optional(r, "prefix_dense_sliding_window_pattern", 1));
+  const int window = count(r, "sliding_window");
+  for_layers(m, [&](int i, LayerDraft& layer) {
+    const bool all = i < dense ? (i + 1) % of_dense == 0 : (i - dense + 1) % pattern == 0;
+    layer.window = all ? 0 : window;
+  });
+}
+
 void exaone_windows(ConfigReader& r, ModelDraft& m) {
   if (!present(r, "layer_types")) window_but_each(r, m, optional(r, "sliding_window_pattern", 4));
 }
@@ -260,6 +273,25 @@ void hunyuan_parts(ConfigReader& r, ModelDraft& m) {
   m.model.dense_width = count(r, "intermediate_size");
   m.model.shared_width = same_in_layers(r, "num_shared_expert") * m.model.dense_width;
   dense_before(m, optional(r, "moe_layer_num_skipped", 0));
+}
+
+// A window, and heads of their own, in the layers that the file names. Files of before transformers
+// 5 have the experts' width under the name that is later the dense layers'.
+void inkling_layers(ConfigReader& r, ModelDraft& m) {
+  m.model.draft_layers = 1;  // vLLM's InklingMTP; "mtp_config" is beside the text's part
+  m.attention = mixer(hf_grouped(r, m.model.hidden));
+  m.local = mixer(GroupedAttention{.query_heads = count(r, "swa_num_attention_heads"),
+                                   .kv_heads = count(r, "swa_num_key_value_heads"),
+                                   .head_dim = count(r, "swa_head_dim")});
+  m.model.dense_width = optional(r, "dense_intermediate_size", optional(r, "intermediate_size", 0));
+  if (present(r, "layer_types")) return;
+  const ConfigNode local = r.child("local_layer_ids");
+  const int window = count(r, "sliding_window_size");
+  for (const int layer : numbers_in(local)) {
+    if (layer >= static_cast<int>(m.layers.size()))
+      local.fail("there is no layer {} of {}", layer, m.layers.size());
+    m.layers[at(layer)].window = window;
+  }
 }
 
 // Mamba layers but for one of each period, and experts in one of each period of their own.

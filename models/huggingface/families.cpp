@@ -69,7 +69,20 @@ constexpr HfLayout bailing{
     .groups = "n_group",
     .moe = {.first = usually("first_k_dense_replace", 0)},
     .exceptions = bailing_lightning};
+// Command A+ and North.
+constexpr HfLayout cohere{.attention = grouped,
+                          .experts = needed("num_experts"),
+                          .width = of_any,
+                          .shared = usually("num_shared_experts", 0),
+                          .dense_width = usually("prefix_dense_intermediate_size", 0),
+                          .moe = {.first = usually("first_k_dense_replace", 0)},
+                          .windows = cohere_windows};
 constexpr HfLayout dbrx{.exceptions = dbrx_parts};
+// Its width of shared experts is of all of them.
+constexpr HfLayout param2 =
+    bailing.but(&HfLayout::shared_width, always(as_experts))
+        .but(&HfLayout::shared, usually("num_shared_experts", 1))
+        .but(&HfLayout::moe, MoeLayers{.first = usually("first_k_dense_replace", 1)});
 // DeepSeek's way to write experts, shared by Kimi and GLM.
 constexpr MoeLayers deepseek_layers{.first = whole_of("first_k_dense_replace"),
                                     .step = usually("moe_layer_freq", 1)};
@@ -118,6 +131,11 @@ constexpr HfLayout grok{.attention = grouped,
                         .dense_width = of_any,
                         .exceptions = grok_residual};
 constexpr HfLayout hunyuan{.exceptions = hunyuan_parts};
+constexpr HfLayout inkling{.experts = needed("n_routed_experts"),
+                           .width = needed("moe_intermediate_size", "intermediate_size"),
+                           .shared = usually("n_shared_experts", 0),
+                           .moe = {.first = usually("dense_mlp_idx", 0)},
+                           .exceptions = inkling_layers};
 constexpr HfLayout jamba{.attention = grouped,
                          .experts = needed("num_experts"),
                          .width = of_any,
@@ -231,10 +249,12 @@ constexpr HfFamily families[] = {
     HfFamily{"arctic", "ArcticForCausalLM", &arctic},
     HfFamily{"aria_text", "AriaForConditionalGeneration", &aria},
     HfFamily{"axk1", "AXK1ForCausalLM", &deepseek},
+    HfFamily{"axk2", "AXK2ForCausalLM", &deepseek_sparse},
     HfFamily{"bailing_hybrid", "BailingMoeV2_5ForCausalLM", &bailing},
     HfFamily{"bailing_moe", "BailingMoeForCausalLM", &bailing},
     HfFamily{"bailing_moe_linear", "BailingMoeLinearV2ForCausalLM", &bailing},
     HfFamily{"bailing_moe_v2", "BailingMoeV2ForCausalLM", &bailing},
+    HfFamily{"cohere2_moe", "Cohere2MoeForCausalLM", &cohere},
     HfFamily{"dbrx", "DbrxForCausalLM", &dbrx},
     HfFamily{"deepseek", "DeepseekForCausalLM", &glm},
     HfFamily{"deepseek_v2", "DeepseekV2ForCausalLM", &deepseek, "deepseek_v2_lite"},
@@ -259,6 +279,7 @@ constexpr HfFamily families[] = {
     HfFamily{"grok-1", "Grok1ModelForCausalLM", &grok},
     HfFamily{"hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", &hunyuan},
     HfFamily{"hy_v3", "HYV3ForCausalLM", &hy3},
+    HfFamily{"inkling_text", "InklingForConditionalGeneration", &inkling},
     HfFamily{"jamba", "JambaForCausalLM", &jamba},
     HfFamily{"kimi_k2", "DeepseekV3ForCausalLM", &deepseek},
     HfFamily{"kimi_linear", "KimiLinearForCausalLM", &kimi_linear},
@@ -267,6 +288,7 @@ constexpr HfFamily families[] = {
     HfFamily{"llama", "LlamaForCausalLM", &llama},
     HfFamily{"llama4_text", "Llama4ForConditionalGeneration", &llama4},
     HfFamily{"longcat_flash", "LongcatFlashForCausalLM", &longcat},
+    HfFamily{"mellum", "MellumForCausalLM", &qwen_moe},
     HfFamily{"mimo_v2", "MiMoV2ForCausalLM", &mimo},
     HfFamily{"mimo_v2_flash", "MiMoV2FlashForCausalLM", &mimo},
     HfFamily{"minimax", "MiniMaxForCausalLM", &minimax_lightning},
@@ -282,6 +304,7 @@ constexpr HfFamily families[] = {
     HfFamily{"nemotron_h", "NemotronHForCausalLM", &nemotron},
     HfFamily{"olmoe", "OlmoeForCausalLM", &olmoe, "olmoe"},
     HfFamily{"pangu_pro_moe", "PanguProMoEForCausalLM", &qwen_moe},
+    HfFamily{"param2moe", "Param2MoEForCausalLM", &param2},
     HfFamily{"phimoe", "PhiMoEForCausalLM", &phimoe},
     HfFamily{"qwen2", "Qwen2ForCausalLM", &qwen},
     HfFamily{"qwen2_moe", "Qwen2MoeForCausalLM", &qwen_moe},

@@ -63,8 +63,10 @@ void read_layer_types(ConfigReader& r, ModelDraft& m) {
   // Compressed attention has read its own.
   if (std::ranges::any_of(m.layers, [](const LayerDraft& layer) { return layer.ratio > 0; }))
     return;
-  static constexpr std::array<std::string_view, 10> known{"conv",
+  static constexpr std::array<std::string_view, 12> known{"conv",
                                                           "full_attention",
+                                                          "hybrid",
+                                                          "hybrid_sliding",
                                                           "sliding_attention",
                                                           "chunked_attention",
                                                           "linear_attention",
@@ -78,8 +80,9 @@ void read_layer_types(ConfigReader& r, ModelDraft& m) {
   std::vector<ConfigNode> windows;
   if (present(r, "sliding_windows")) windows = of_each_layer(r, "sliding_windows", m.layers.size());
   const auto window_of = [&](int i) {
-    return windows.empty() ? count(r, "sliding_window")
-                           : static_cast<int>(windows[at(i)].integer(at_least_one));
+    return windows.empty()
+               ? count(r, present(r, "sliding_window") ? "sliding_window" : "sliding_window_size")
+               : static_cast<int>(windows[at(i)].integer(at_least_one));
   };
   for_layers(m, [&](int i, LayerDraft& layer) {
     const ConfigNode& type = types[at(i)];
@@ -95,9 +98,9 @@ void read_layer_types(ConfigReader& r, ModelDraft& m) {
     if (sparse && m.attention->sight().top == 0)
       type.fail("sparse attention of this architecture is not modelled");
     layer.chunked = name == "chunked_attention";
-    layer.window = layer.chunked                 ? count(r, "attention_chunk_size")
-                   : name == "sliding_attention" ? window_of(i)
-                                                 : 0;
+    layer.window = layer.chunked ? count(r, "attention_chunk_size")
+                   : name == "sliding_attention" || name == "hybrid_sliding" ? window_of(i)
+                                                                             : 0;
   });
 }
 

@@ -80,7 +80,7 @@ constexpr SaidElsewhere said_elsewhere[] = {
     {"expert_hidden_dim", " hy_v3 "},
     {"experts_per_token", " gpt_oss "},
     {"first_k_dense_replace", " minimax_m3 "},
-    {"head_dim", " glm4_moe_lite glm_moe_dsa kimi_linear "},
+    {"head_dim", " axk2 glm4_moe_lite glm_moe_dsa kimi_linear "},
     {"intermediate_size", " minimax_m3 "},
     {"mamba_d_head", " granitemoehybrid "},
     {"mamba_ssm_cache_dtype", " nemotron_h "},
@@ -89,7 +89,7 @@ constexpr SaidElsewhere said_elsewhere[] = {
     {"moe_layer_freq", " kimi_linear "},
     {"n_shared_experts", " step3p7 "},
     {"num_key_value_heads",
-     " axk1 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe_lite "
+     " axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe_lite "
      "glm_moe_dsa kimi_k2 "
      "kimi_linear longcat_flash mistral4 "},
     {"parallel_attn_mlp_res", " arctic "},

@@ -199,4 +199,17 @@ TEST_CASE("no number of a GPU or a model stands in code") {
   }
 }
 
+// nvidia-smi, torch and vLLM's files of tuned kernels write the first four.
+TEST_CASE("a GPU is found by its driver's name, and no board with another memory or link") {
+  CHECK(gpu_file("NVIDIA H100 80GB HBM3") == "h100");
+  CHECK(gpu_file("NVIDIA A100-SXM4-80GB") == "a100_80g");
+  CHECK(gpu_file("AMD_Instinct_MI300X_OAM") == "mi300x");
+  CHECK(gpu_file("NVIDIA RTX PRO 6000 Blackwell Server Edition") == "rtx_pro_6000");
+  CHECK(gpu_file("H200-SXM-141GB") == "h200");
+  for (const char* other :
+       {"NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H20-3e", "A100", "H1000"})
+    CHECK(gpu_file(other).empty());
+  CHECK(shipped_file(Shipped::gpu, "NVIDIA B200")->stem() == "b200");
+}
+
 }  // namespace moesim::test_families

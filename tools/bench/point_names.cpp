@@ -2,7 +2,6 @@
 #include "tools/bench/point_names.hpp"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <vector>
 
@@ -15,10 +14,10 @@ namespace moesim {
 
 namespace {
 
-/// hardware/names.json and models/names.json: how files of measured runs call GPUs and models, and
-/// the expert layers of models that models/zoo does not have.
+/// models/names.json: how files of measured runs call models, and the expert layers of models that
+/// models/zoo does not have.
 struct KnownNames {
-  std::map<std::string, std::string> gpus, models;  // names of our files
+  std::map<std::string, std::string> models;  // names of our files
   std::map<std::string, ExpertShape> expert_layers;
 };
 
@@ -29,9 +28,8 @@ std::map<std::string, std::string> texts_of(const Json& object) {
 }
 
 KnownNames read_known_names(const std::filesystem::path& root) {
-  const Json gpus = ConfigNode::from_file(root / "hardware/names.json").json();
   const Json models = ConfigNode::from_file(root / "models/names.json").json();
-  KnownNames names{texts_of(gpus.at("gpus")), texts_of(models.at("models")), {}};
+  KnownNames names{texts_of(models.at("models")), {}};
   for (const auto& [name, layer] : models.at("expert_layers").items())
     names.expert_layers[name] = {layer.at("hidden").get<double>(), layer.at("width").get<double>(),
                                  layer.at("experts").get<int>(), layer.at("top_k").get<int>()};
@@ -106,19 +104,6 @@ std::string word_after(const std::string& text, const std::string& name) {
   if (place == std::string::npos) return {};
   const std::size_t begin = place + name.size();
   return text.substr(begin, text.find_first_of(" ,", begin) - begin);
-}
-
-std::string gpu_file(std::string_view name) {
-  // "NVIDIA H100 80GB", "h100_sxm" and "H100-SXM-80GB" are one GPU.
-  std::string plain;
-  for (const char c : name)
-    plain +=
-        c == ' ' || c == '_' ? '-' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  for (const std::string_view maker : {"NVIDIA-", "AMD-"})
-    if (plain.starts_with(maker)) plain.erase(0, maker.size());
-  const auto* row = longest(known_names().gpus,
-                            [&](const std::string& known) { return plain.starts_with(known); });
-  return row == nullptr ? std::string() : row->second;
 }
 
 std::string model_file(std::string_view name) {

@@ -8,13 +8,11 @@
 #include <string_view>
 
 #include "hardware/engine_version.hpp"
+#include "hardware/shipped.hpp"
 #include "tools/bench/measured_points.hpp"
 
 namespace moesim {
 
-/// File of a GPU in hardware/gpus without its extension, by the name sources use; empty if there is
-/// none.
-std::string gpu_file(std::string_view name);
 /// File of a model in models/zoo without its extension, by the name sources use; empty if there is
 /// none.
 std::string model_file(std::string_view name);
